@@ -14,7 +14,7 @@ use bitnet_inference::{
     BatchSizing, Engine, EngineConfig, GenerationConfig, Request, Update,
     names::GpuInferenceEngine,
     sampling::{Draw, Sampler, random_u64},
-    scheduling::{Plan, Scheduler, SchedulerConfig, StepOutcome, Stepper},
+    scheduling::{Reader, Scheduler, SchedulerConfig, StepLoop, StepTimes, Stepper},
 };
 use bitnet_kernels::{Cpu, Isa, Wanted, memory_bandwidth};
 use bitnet_model::{
@@ -82,6 +82,15 @@ fn greedy(max_new_tokens: usize) -> GenerationConfig {
     GenerationConfig { max_new_tokens, ignore_eos: true, ..GenerationConfig::default() }
 }
 
+/// Drops all events.
+struct Nobody;
+
+impl Reader for Nobody {
+    fn deliver(&mut self, scheduler: &mut Scheduler, _: &mut Stepper<'_>) {
+        while scheduler.next_event().is_some() {}
+    }
+}
+
 /// Plan and commit of 256 running sequences.
 fn scheduling() -> Vec<Value> {
     const RUNNING: usize = 256;
@@ -103,14 +112,13 @@ fn scheduling() -> Vec<Value> {
         let request = Request::new(prompt(i, 20 + i % 50, 48), greedy(440));
         scheduler.submit(0, i as u64, Arc::new(request), 1);
     }
-    let mut stepper = Stepper::new(Box::new(HashModel::new(50, 512, limits)));
-    let (mut plan, mut outcome, mut times) = (Plan::default(), StepOutcome::default(), Vec::new());
-    for step in 0..400 {
-        let planned = seconds(|| assert!(scheduler.plan(step, &mut plan)));
-        stepper.run(&scheduler, &plan, &mut outcome);
-        let committed = seconds(|| scheduler.commit(step, &plan, &mut outcome));
-        while scheduler.next_event().is_some() {}
-        times.push((planned + committed) * 1e6);
+    let stepper = Stepper::new(Box::new(HashModel::new(50, 512, limits)));
+    let mut steps = StepLoop::new(scheduler, stepper);
+    let mut times = Vec::new();
+    for _ in 0..400 {
+        assert!(steps.step(&mut Nobody));
+        let StepTimes { plan, commit, .. } = steps.times();
+        times.push((plan + commit).as_secs_f64() * 1e6);
     }
     let mut steady = times.split_off(50);
     steady.sort_by(f64::total_cmp);

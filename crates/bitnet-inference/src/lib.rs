@@ -36,7 +36,7 @@ mod thought;
 pub use compat::generation;
 pub use engine::{
     Choice, Completion, DrainReport, Elapsed, Engine, EngineConfig, EngineStatus, Generated, Queue,
-    RequestHandle, StartError, Update, Updates, generate, metrics,
+    RequestHandle, StartError, Update, block_on, generate, metrics,
 };
 pub use request::{
     Constraint, ConstraintError, End, FinishReason, GenerationConfig, GenerationError, InvalidConfig,
@@ -61,7 +61,7 @@ pub mod sampling {
 
 /// Decides which tokens run in which step: the parts of an [`Engine`], for simulations, tests and benchmarks.
 pub mod scheduling {
-    pub use crate::engine::{Arrivals, Draws, StepFaults, StepTimes, Stepper};
+    pub use crate::engine::{Arrivals, Draws, Reader, StepFaults, StepLoop, StepTimes, Stepper};
     pub use crate::schedule::{
         BlockPool, Chain, Event, Pacer, Plan, PlannedRun, RunOutcome, SampledToken, Scheduler,
         SchedulerConfig, SchedulerCounts, SeqId, Sequence, StepLoad, StepModel, StepOutcome,

@@ -46,7 +46,7 @@ pub struct HashModel {
     slots: Vec<u64>,
     /// The recurrent state in each state slot.
     states: Vec<u64>,
-    /// Those with which the runs of the last step began.
+    /// The states at which the last step's runs started.
     taken: Vec<Option<u64>>,
     /// Scratch memory to find the highest logits of a row.
     order: Vec<f32>,
@@ -68,7 +68,8 @@ impl HashModel {
         };
         let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
         let states = vec![UNDEFINED; limits.state_slots];
-        let (taken, order) = (Vec::with_capacity(limits.max_tokens), vec![0.0; vocab]);
+        let taken = Vec::with_capacity(limits.max_tokens);
+        let order = vec![0.0; vocab];
         HashModel { spec, limits, slots, states, taken, order, counts: Arc::default(), hook: None }
     }
 
@@ -113,7 +114,7 @@ fn slot_value(state: u64, position: usize, token: u32) -> u64 {
 /// Adds a token to the recurrent state, if there is one; returns the content of the token's slot in its block.
 fn next(state: u64, recurrent: &mut Option<u64>, position: usize, token: u32) -> u64 {
     let value = slot_value(state, position, token);
-    // Not mixed with the position: the state alone must not tell how often it has seen a token.
+    // Leave the position out, so that seeing a token twice corrupts the state and a test notices.
     recurrent.as_mut().map_or(value, |recurrent| {
         *recurrent = mix(*recurrent, u64::from(token));
         mix(value, *recurrent)
@@ -233,7 +234,8 @@ impl Model for HashModel {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.counts.copies.fetch_add(1, Relaxed);
-        let (from, size) = (from as usize * Batch::BLOCK_TOKENS, Batch::BLOCK_TOKENS);
+        let from = from as usize * Batch::BLOCK_TOKENS;
+        let size = Batch::BLOCK_TOKENS;
         self.slots.copy_within(from..from + size, to as usize * size);
         Ok(())
     }

@@ -9,6 +9,9 @@ extern crate stand_in as std;
 #[path = "../../../crates/bitnet-inference/src/engine/mailbox.rs"]
 mod mailbox;
 #[allow(dead_code, reason = "the models use a part")]
+#[path = "../../../crates/bitnet-inference/src/engine/park.rs"]
+mod park;
+#[allow(dead_code, reason = "the models use a part")]
 #[path = "../../../crates/bitnet-kernels/src/cpu/pool.rs"]
 mod pool;
 #[allow(dead_code, reason = "the models use a part")]
@@ -21,7 +24,7 @@ use std::sync::{
 };
 use std::{future::poll_fn, thread};
 
-use mailbox::{Mailbox, Popped, Update};
+use mailbox::{Mailbox, Update};
 use pool::Pool;
 use queue::{Queue, Waiting};
 use request::{End, RequestError, SubmitError};
@@ -86,13 +89,16 @@ pub fn reading(tokens: usize, capacity: usize, polls: bool) {
         })
     };
     let mut next = 0;
+    let read = || {
+        if polls {
+            park::wait(Some(std::time::Instant::now()), |cx| mailbox.poll(cx.waker()))
+        } else {
+            park::wait(None, |cx| mailbox.poll(cx.waker()))
+        }
+    };
     loop {
-        let popped = match polls {
-            true => mailbox.pop(Some(std::time::Instant::now())),
-            false => mailbox.pop(None),
-        };
-        match popped {
-            Popped::Update(Update::Token { index, token, .. }, resume) => {
+        match read() {
+            Some(Some((Update::Token { index, token, .. }, resume))) => {
                 assert_eq!((index, token as usize), (next, next));
                 next += 1;
                 if resume {
@@ -100,9 +106,9 @@ pub fn reading(tokens: usize, capacity: usize, polls: bool) {
                     let _ = orders.send(());
                 }
             }
-            Popped::Update(Update::Ended { .. }, _) => {}
-            Popped::Nothing => thread::yield_now(),
-            Popped::Over => break,
+            Some(Some((Update::Ended { .. }, _))) => {}
+            Some(None) => break,
+            None => thread::yield_now(),
         }
     }
     assert_eq!(next, tokens);
@@ -124,12 +130,10 @@ pub fn dying(tokens: usize) {
         })
     };
     let (mut seen, mut ends) = (0, 0);
-    loop {
-        match mailbox.pop(None) {
-            Popped::Update(Update::Token { .. }, _) => seen += 1,
-            Popped::Update(Update::Ended { .. }, _) => ends += 1,
-            Popped::Nothing => unreachable!("it waits"),
-            Popped::Over => break,
+    while let Some((update, _)) = park::wait(None, |cx| mailbox.poll(cx.waker())).expect("it waits") {
+        match update {
+            Update::Token { .. } => seen += 1,
+            Update::Ended { .. } => ends += 1,
         }
     }
     assert_eq!((seen, ends), (tokens, 2));

@@ -14,7 +14,7 @@ use super::batches::{self, BatchError};
 use super::padded_batch::PaddedBatch;
 use super::throughput_record::{RecordError, ThroughputRecord};
 use crate::engine::metrics::Snapshot;
-use crate::engine::{Engine, EngineConfig, StartError};
+use crate::engine::{Engine, EngineConfig, StartError, block_on};
 use crate::request::{GenerationConfig, GenerationError, Request};
 use crate::sample::random_u64;
 
@@ -105,7 +105,9 @@ impl GpuInferenceEngine {
 
     /// Uses an existing engine, which others can use too.
     pub fn on(engine: Arc<Engine>) -> Self {
-        let (warm, measured, record) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        let warm = AtomicBool::new(false);
+        let measured = Mutex::default();
+        let record = Mutex::default();
         GpuInferenceEngine { engine, warm, measured, record }
     }
 
@@ -121,11 +123,10 @@ impl GpuInferenceEngine {
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
     ) -> Result<Vec<Vec<u32>>, BatchError> {
-        let handles = batches::submit_valid(&self.engine, self.valid(batch)?);
-        batches::whole(handles.into_iter().map(|handle| handle.and_then(batches::tokens)))
+        block_on(self.process_batch_async(batch))
     }
 
-    /// As [`Self::process_batch_gpu`], with a separate result for each request.
+    /// Like [`Self::process_batch_gpu`], with a separate result for each request.
     pub fn process_batch_gpu_partial(
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
@@ -133,23 +134,14 @@ impl GpuInferenceEngine {
         batches::process_batch(&self.engine, batch)
     }
 
-    /// As [`Self::process_batch_gpu`], on any executor. Requests that fit into the queue are submitted before this
+    /// Like [`Self::process_batch_gpu`], on any executor. Requests that fit into the queue are submitted before this
     /// returns; the rest follow without blocking a thread. Dropping the future cancels all.
     pub fn process_batch_async(
         &self,
         batch: &[(Vec<u32>, GenerationConfig)],
     ) -> impl Future<Output = Result<Vec<Vec<u32>>, BatchError>> + use<> {
-        let submitted = self.valid(batch).map(|requests| batches::submit_valid_async(&self.engine, requests));
-        async move {
-            let mut results = Vec::new();
-            for handle in submitted?.await {
-                results.push(match handle {
-                    Ok(handle) => handle.wait_async().await.map(batches::only_choice).map_err(Into::into),
-                    Err(error) => Err(error),
-                });
-            }
-            batches::whole(results.into_iter())
-        }
+        let results = self.valid(batch).map(|requests| batches::new_tokens_of(&self.engine, requests));
+        async move { batches::whole(results?.await) }
     }
 
     /// Continues a prompt, as a batch of one.
@@ -162,7 +154,7 @@ impl GpuInferenceEngine {
         one.into_iter().next().expect("one request gives one result")
     }
 
-    /// As [`Self::generate_tokens_gpu`], on any executor; dropping the future cancels the request.
+    /// Like [`Self::generate_tokens_gpu`], on any executor; dropping the future cancels the request.
     pub fn generate_tokens_async(
         &self,
         prompt: &[u32],
@@ -262,15 +254,14 @@ impl GpuInferenceEngine {
         (0..batch_size).map(|i| (prompt(i), config.clone())).collect()
     }
 
-    /// As [`Self::process_batch_gpu`], with a new salt for each request, so that nothing comes from the prefix cache.
+    /// Like [`Self::process_batch_gpu`], with a new salt for each request, so that nothing comes from the prefix cache.
     fn compute_uncached(&self, batch: &[(Vec<u32>, GenerationConfig)]) -> Result<Vec<Vec<u32>>, BatchError> {
         static SALT: AtomicU64 = AtomicU64::new(1 << 63);
         let requests = batch.iter().map(|(prompt, config)| Request {
             salt: SALT.fetch_add(1, Relaxed),
             ..Request::new(prompt.clone(), config.clone())
         });
-        let handles = batches::submit_valid(&self.engine, requests);
-        batches::whole(handles.into_iter().map(|handle| handle.and_then(batches::tokens)))
+        batches::whole(block_on(batches::new_tokens_of(&self.engine, requests.collect())))
     }
 
     /// The requests of a batch, or an error if one is invalid.

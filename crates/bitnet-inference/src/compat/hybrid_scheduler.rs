@@ -1,4 +1,4 @@
-//! Decides whether a matrix product is worth sending to a GPU.
+//! Says whether a matrix product is worth sending to a GPU.
 //! The threshold is measured on the machine, or set by hand.
 
 use std::time::Instant;
@@ -8,8 +8,9 @@ use bitnet_tensor::TernaryTensor;
 
 use crate::sample::random_u64;
 
-/// Decides whether a matrix product is worth sending to a GPU. Both sides give the same integers, so only the time
-/// differs.
+/// Says whether a matrix product is worth sending to a GPU. Both sides give the same integers, so only the time
+/// differs. It only advises: the weights of a model are in the memory of one device, and sending a single product to
+/// another would copy them or keep them twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HybridScheduler {
     gpu: bool,
@@ -45,8 +46,8 @@ fn time<B: Inspect>(backend: &mut B, [m, k, n]: [usize; 3]) -> Result<f64, Kerne
     let trits = (0..n * k).map(|i| (random_u64(i as u64, 0, 0) % 3) as i8 - 1).collect::<Vec<_>>();
     let matrix = TernaryTensor::from_trits(n, k, &trits, 1.0).expect("every trit is one");
     let weights = backend.linear(&matrix, RowOrder::Plain)?;
-    let (mut x, mut quants) =
-        (backend.rows(m, k, RowsKind::Residual)?, backend.int8_rows(m, k, Grouping::Row)?);
+    let mut x = backend.rows(m, k, RowsKind::Residual)?;
+    let mut quants = backend.int8_rows(m, k, Grouping::Row)?;
     let mut y = backend.rows(m, n, RowsKind::Intermediate)?;
     let values: Vec<f32> = (0..m * k).map(|i| (i % 255) as f32 - 127.0).collect();
     let mut least = f64::INFINITY;

@@ -2,15 +2,12 @@
 //! [`blocking`] makes such a function from an async one.
 
 use std::fmt;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 
 use bitnet_kernels::BackendInfo;
 use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
 
 use super::padded_batch::PaddedBatch;
+use crate::engine::block_on;
 
 /// A model made from a function that maps whole sequences to the logits after each of them. Its cache holds the tokens
 /// themselves, and every step passes all sequences to the function from their beginning.
@@ -115,25 +112,6 @@ where
     Fut: Future<Output = T>,
 {
     move |batch| block_on(forward(batch.clone()))
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }
 
 impl<F> fmt::Debug for StatelessForward<F> {

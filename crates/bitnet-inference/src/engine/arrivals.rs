@@ -29,7 +29,8 @@ impl Arrivals {
     /// How long to wait for the next request, in microseconds, at most `max_wait`; 0 unless one is likely within that
     /// time.
     pub fn linger(&self, max_wait: Duration) -> u64 {
-        let (max, wanted) = (max_wait.as_micros() as f64, 2.0 * self.gap);
+        let max = max_wait.as_micros() as f64;
+        let wanted = 2.0 * self.gap;
         if self.company > 0.4 && self.gap <= max { wanted.min(max) as u64 } else { 0 }
     }
 }

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use bitnet_model::{Batch, Model};
 
 use super::config::EngineConfig;
+use super::step::{Reader, StepLoop};
 use super::stepper::Stepper;
-use crate::request::{End, FinishReason, GenerationConfig, GenerationError, Request};
+use crate::request::{End, FinishReason, GenerationConfig, GenerationError, Request, RequestError};
 use crate::sample::fresh_seed;
-use crate::schedule::{BatchSizing, Event, Plan, Scheduler, SchedulerConfig, SchedulerCounts, StepOutcome};
+use crate::schedule::{BatchSizing, Event, Scheduler, SchedulerConfig, SchedulerCounts};
 
 /// The result of [`generate`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,61 +45,78 @@ pub fn generate(
     prompt: &[u32],
     config: &GenerationConfig,
     engine: &EngineConfig,
-    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerationError> {
-    let mut clock = Clock::start();
     let context = model.spec().context.min(model.limits().kv_blocks * Batch::BLOCK_TOKENS);
     let request = Request::new(prompt, GenerationConfig { n: 1, ..config.clone() });
     request.validate(model.spec().vocab, context, engine.text.is_some())?;
     let seed = config.seed.unwrap_or_else(fresh_seed);
-    let mut scheduler = Scheduler::new(for_one(model, context, engine));
-    let mut stepper = Stepper::new(Box::new(model));
-    let (mut plan, mut outcome) = (Plan::default(), StepOutcome::default());
-    let (mut tokens, mut stopped) = (Vec::new(), false);
-    scheduler.submit(0, 0, Arc::new(request), seed);
-    loop {
+    let scheduler = Scheduler::new(for_one(model, context, engine));
+    let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model)));
+    let mut text =
+        Text { on_token, tokens: Vec::new(), stopped: false, end: None, drawn: 0, first: None, last: None };
+    steps.scheduler.submit(0, 0, Arc::new(request), seed);
+    text.deliver(&mut steps.scheduler, &mut steps.stepper);
+    while text.end.is_none() {
+        assert!(steps.step(&mut text), "a lone sequence always has a step to run");
+    }
+    let Text { tokens, stopped, end, drawn, first, last, .. } = text;
+    let cancelled =
+        End { finish: FinishReason::Cancelled, tail: Vec::new(), end_token: None, thought_tokens: 0 };
+    let end = if stopped { cancelled } else { end.expect("the loop ends with the text")? };
+    let SchedulerCounts { drafted, accepted, .. } = steps.scheduler.counts();
+    Ok(Generated {
+        tokens,
+        finish: end.finish,
+        tail: end.tail,
+        seed,
+        first_token: first.map(|first| first - steps.start()),
+        drawn,
+        decode: first.zip(last).filter(|_| drawn > 1).map(|(first, last)| last - first),
+        drafted,
+        accepted,
+    })
+}
+
+/// The text so far, and when its tokens were drawn.
+struct Text<F> {
+    on_token: F,
+    tokens: Vec<u32>,
+    /// Whether the caller has ended the text.
+    stopped: bool,
+    end: Option<Result<End, RequestError>>,
+    /// Number of drawn tokens.
+    drawn: usize,
+    /// When the first and the last token were drawn.
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+impl<F: FnMut(u32) -> ControlFlow<()>> Reader for Text<F> {
+    fn committed(&mut self, steps: &StepLoop<'_>) {
+        if steps.drawn() > 0 {
+            self.drawn += steps.drawn();
+            self.last = Some(Instant::now());
+            self.first = self.first.or(self.last);
+        }
+    }
+
+    fn deliver(&mut self, scheduler: &mut Scheduler, _: &mut Stepper<'_>) {
         while let Some(event) = scheduler.next_event() {
             match event {
                 Event::Admitted(..) => {}
                 // The step at which the caller stopped the text may have drawn or released more tokens.
-                Event::Token(..) if stopped => {}
+                Event::Token(..) if self.stopped => {}
                 Event::Token(_, token, _) => {
-                    tokens.push(token);
-                    if on_token(token).is_break() {
-                        stopped = true;
+                    self.tokens.push(token);
+                    if (self.on_token)(token).is_break() {
+                        self.stopped = true;
                         scheduler.cancel(0);
                     }
                 }
-                Event::Ended(_, end) => {
-                    let cancelled = End {
-                        finish: FinishReason::Cancelled,
-                        tail: Vec::new(),
-                        end_token: None,
-                        thought_tokens: 0,
-                    };
-                    let End { finish, tail, .. } = if stopped { cancelled } else { end? };
-                    let SchedulerCounts { drafted, accepted, .. } = scheduler.counts();
-                    let (Clock { first_token, drawn, .. }, decode) = (clock, clock.decode());
-                    return Ok(Generated {
-                        tokens,
-                        finish,
-                        tail,
-                        seed,
-                        first_token,
-                        drawn,
-                        decode,
-                        drafted,
-                        accepted,
-                    });
-                }
+                Event::Ended(_, end) => self.end = Some(end),
             }
         }
-        let start = Instant::now();
-        assert!(scheduler.plan(0, &mut plan), "a lone sequence always has a step to run");
-        stepper.run(&scheduler, &plan, &mut outcome);
-        outcome.micros = start.elapsed().as_micros() as u64;
-        clock.saw(outcome.drawn.len());
-        scheduler.commit(0, &plan, &mut outcome);
     }
 }
 
@@ -117,36 +135,5 @@ fn for_one(model: &dyn Model, context: usize, engine: &EngineConfig) -> Schedule
         slow_reader: u64::MAX,
         eos: engine.eos.clone().unwrap_or_else(|| model.spec().eos.clone()),
         text: engine.text.clone(),
-    }
-}
-
-/// When tokens were drawn.
-#[derive(Clone, Copy)]
-struct Clock {
-    began: Instant,
-    drawn: usize,
-    /// Times from the start to the first and the last token.
-    first_token: Option<Duration>,
-    last_token: Option<Duration>,
-}
-
-impl Clock {
-    fn start() -> Self {
-        Clock { began: Instant::now(), drawn: 0, first_token: None, last_token: None }
-    }
-
-    /// Counts tokens that were drawn just now.
-    fn saw(&mut self, tokens: usize) {
-        if tokens > 0 {
-            self.drawn += tokens;
-            self.last_token = Some(self.began.elapsed());
-            self.first_token = self.first_token.or(self.last_token);
-        }
-    }
-
-    /// Time from the first drawn token to the last; `None` if fewer than two were drawn.
-    fn decode(&self) -> Option<Duration> {
-        let times = self.last_token.zip(self.first_token).filter(|_| self.drawn > 1);
-        times.map(|(last, first)| last - first)
     }
 }

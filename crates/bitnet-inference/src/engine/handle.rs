@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Sender;
 use futures_core::Stream;
 
-use super::mailbox::{Mailbox, Popped, Update};
+use super::mailbox::{Mailbox, Update};
+use super::park;
 use super::shared::Command;
 use crate::request::{FinishReason, Request, RequestError, TokenLogprobs};
 
@@ -42,8 +43,8 @@ pub struct Completion {
     pub seed: u64,
 }
 
-/// A submitted request, as a blocking iterator of its updates. [`RequestHandle::into_stream`] is the async form.
-/// Dropping the handle cancels the request.
+/// A submitted request: a blocking iterator of its updates, and a [`Stream`] of them for any executor. Dropping the
+/// handle cancels the request.
 pub struct RequestHandle {
     pub(crate) id: u64,
     pub(crate) seed: u64,
@@ -71,64 +72,50 @@ impl RequestHandle {
 
     /// Waits for the next update; `None` when every choice has ended.
     pub fn recv(&mut self) -> Option<Update> {
-        match self.mailbox.pop(None) {
-            Popped::Update(update, resume) => Some(self.taken(update, resume)),
-            Popped::Nothing | Popped::Over => None,
-        }
+        park::wait(None, |cx| self.poll_recv(cx)).flatten()
     }
 
     /// Waits for the next update, for at most `timeout`.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Update>, Elapsed> {
-        match self.mailbox.pop(Instant::now().checked_add(timeout)) {
-            Popped::Update(update, resume) => Ok(Some(self.taken(update, resume))),
-            Popped::Over => Ok(None),
-            Popped::Nothing => Err(Elapsed),
-        }
+        let deadline = Instant::now().checked_add(timeout);
+        park::wait(deadline, |cx| self.poll_recv(cx)).ok_or(Elapsed)
+    }
+
+    /// Like [`RequestHandle::recv`], on any executor.
+    pub async fn recv_async(&mut self) -> Option<Update> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }
 
     /// Polls for the next update; `None` when every choice has ended. Wakes the task when there is one.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
-        match self.mailbox.poll(cx.waker()) {
-            Popped::Update(update, resume) => Poll::Ready(Some(self.taken(update, resume))),
-            Popped::Over => Poll::Ready(None),
-            Popped::Nothing => Poll::Pending,
-        }
-    }
-
-    /// Turns the handle into a stream of updates.
-    pub fn into_stream(self) -> Updates {
-        Updates(self)
+        self.mailbox.poll(cx.waker()).map(|taken| {
+            let (update, resume) = taken?;
+            if resume {
+                let _ = self.control.send(Command::Resume(self.id));
+            }
+            Some(update)
+        })
     }
 
     /// Waits for the end and returns the complete result, or the error of the first choice that failed.
-    pub fn wait(mut self) -> Result<Completion, RequestError> {
-        let mut all = Gather::new(&self);
-        while let Some(update) = self.recv() {
-            all.add(update)?;
-        }
-        Ok(Completion { scored: self.scored(), ..all.0 })
+    pub fn wait(self) -> Result<Completion, RequestError> {
+        park::block_on(self.wait_async())
     }
 
-    /// As [`RequestHandle::wait`], on any executor.
+    /// Like [`RequestHandle::wait`], on any executor.
     pub async fn wait_async(mut self) -> Result<Completion, RequestError> {
-        let mut all = Gather::new(&self);
-        while let Some(update) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {
+        let mut all = Completion::begun(&self);
+        while let Some(update) = self.recv_async().await {
             all.add(update)?;
         }
-        Ok(Completion { scored: self.scored(), ..all.0 })
+        all.scored = self.scored();
+        Ok(all)
     }
 
     /// Takes the log-probabilities of the prompt's tokens, from the second on, if requested. They are complete once a
     /// token or the end of a choice has been received.
     pub fn scored(&self) -> Vec<TokenLogprobs> {
         self.mailbox.take_scored()
-    }
-
-    fn taken(&self, update: Update, resume: bool) -> Update {
-        if resume {
-            let _ = self.control.send(Command::Resume(self.id));
-        }
-        update
     }
 }
 
@@ -140,22 +127,11 @@ impl Iterator for RequestHandle {
     }
 }
 
-/// A submitted request, as a [`Stream`] of its updates for any executor. Dropping it cancels the request.
-#[derive(Debug)]
-pub struct Updates(RequestHandle);
-
-impl Updates {
-    /// The handle of the request.
-    pub fn handle(&self) -> &RequestHandle {
-        &self.0
-    }
-}
-
-impl Stream for Updates {
+impl Stream for RequestHandle {
     type Item = Update;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Update>> {
-        self.0.poll_recv(cx)
+        self.poll_recv(cx)
     }
 }
 
@@ -181,10 +157,9 @@ impl Drop for RequestHandle {
 #[error("nothing arrived in time")]
 pub struct Elapsed;
 
-struct Gather(Completion);
-
-impl Gather {
-    fn new(handle: &RequestHandle) -> Self {
+impl Completion {
+    /// The result of a request before its first token.
+    fn begun(handle: &RequestHandle) -> Self {
         let config = &handle.request.config;
         let tokens = if config.echo { handle.request.prompt.clone() } else { Vec::new() };
         let choice = Choice {
@@ -194,26 +169,22 @@ impl Gather {
             tail: Vec::new(),
             thought_tokens: 0,
         };
-        Gather(Completion {
-            choices: vec![choice; config.n],
-            logits: None,
-            scored: Vec::new(),
-            seed: handle.seed,
-        })
+        Completion { choices: vec![choice; config.n], logits: None, scored: Vec::new(), seed: handle.seed }
     }
 
     fn add(&mut self, update: Update) -> Result<(), RequestError> {
         match update {
             Update::Token { choice, token, logprobs, .. } => {
-                let choice = &mut self.0.choices[choice as usize];
+                let choice = &mut self.choices[choice as usize];
                 choice.tokens.push(token);
                 choice.logprobs.extend(logprobs);
             }
             Update::Ended { choice, end, logits } => {
                 let end = end?;
-                self.0.logits = logits.or(self.0.logits.take());
-                let choice = &mut self.0.choices[choice as usize];
-                (choice.finish, choice.tail) = (end.finish, end.tail);
+                self.logits = logits.or(self.logits.take());
+                let choice = &mut self.choices[choice as usize];
+                choice.finish = end.finish;
+                choice.tail = end.tail;
                 choice.thought_tokens = end.thought_tokens;
             }
         }

@@ -3,16 +3,16 @@
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::request::{End, RequestError, TokenLogprobs};
 
 /// An update of a request; `choice` is the index of a choice.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "the enum describes `choice`, and its name `token`")]
+#[allow(missing_docs, reason = "`choice` is described above; `token` speaks for itself")]
 pub enum Update {
     /// A choice has a new token.
     Token {
@@ -36,9 +36,6 @@ pub enum Update {
 /// The updates of a request, on their way from the engine's thread to the reader.
 pub(crate) struct Mailbox {
     state: Mutex<State>,
-    arrived: Condvar,
-    /// Number of unread updates at which the request pauses, until half are read.
-    capacity: usize,
     /// Time of cancellation.
     cancelled: OnceLock<Instant>,
 }
@@ -57,9 +54,11 @@ struct State {
     /// Number of tokens that the reader has taken, for each choice.
     taken: Vec<usize>,
     paused: bool,
+    /// Number of unread updates at which the request pauses, until half are read.
+    capacity: usize,
     /// Log-probabilities of the prompt's tokens, from the second on.
     scored: Vec<TokenLogprobs>,
-    /// The reader's, if it waits.
+    /// Wakes the reader, if one is waiting.
     waker: Option<Waker>,
 }
 
@@ -72,15 +71,21 @@ impl Mailbox {
         // Extra room for what a step can add after the pause.
         let room = capacity.min(4096) + 64;
         let updates = VecDeque::with_capacity(tokens.saturating_add(1).saturating_mul(choices).min(room));
-        let (open, taken) = (u128::MAX >> (Self::MAX_CHOICES - choices), vec![0; choices]);
-        let state = State { updates, open, taken, paused: false, scored: Vec::new(), waker: None };
-        Mailbox { state: Mutex::new(state), arrived: Condvar::new(), capacity, cancelled: OnceLock::new() }
+        let open = u128::MAX >> (Self::MAX_CHOICES - choices);
+        let taken = vec![0; choices];
+        let state = State { updates, open, taken, paused: false, capacity, scored: Vec::new(), waker: None };
+        Mailbox { state: Mutex::new(state), cancelled: OnceLock::new() }
+    }
+
+    /// Sets the number of unread updates at which the request pauses.
+    pub fn limit(&self, capacity: usize) {
+        self.state.lock().capacity = capacity;
     }
 
     /// Adds an update; returns true if the reader is so far behind that the request should pause.
     pub fn push(&self, update: Update) -> bool {
         let mut state = self.state.lock();
-        let State { updates, open, paused, .. } = &mut *state;
+        let State { updates, open, paused, capacity, .. } = &mut *state;
         let (Update::Token { choice, .. } | Update::Ended { choice, .. }) = update;
         assert!(*open >> choice & 1 == 1, "nothing follows the end of a choice");
         updates.push_back(match update {
@@ -91,11 +96,11 @@ impl Mailbox {
                 Posted::Other(Box::new(update))
             }
         });
-        let full =
-            updates.len() >= self.capacity && !std::mem::replace(paused, updates.len() >= self.capacity);
+        let behind = updates.len() >= *capacity;
+        let full = behind && !*paused;
+        *paused |= full;
         let waker = state.waker.take();
         drop(state);
-        self.arrived.notify_one();
         waker.into_iter().for_each(Waker::wake);
         full
     }
@@ -146,64 +151,36 @@ impl Mailbox {
         self.state.lock().open == 0
     }
 
-    /// Takes the next update, waiting for it until `deadline`.
-    pub fn pop(&self, deadline: Option<Instant>) -> Popped {
+    /// Takes the next update, and whether a paused request may now go on; `None` when every choice has ended. If there is
+    /// no update yet, `waker` is woken when there is one.
+    pub fn poll(&self, waker: &Waker) -> Poll<Option<(Update, bool)>> {
         let mut state = self.state.lock();
-        loop {
-            if let Some(popped) = state.take(self.capacity) {
-                return popped;
+        let Some(posted) = state.updates.pop_front() else {
+            if state.open == 0 {
+                return Poll::Ready(None);
             }
-            match deadline {
-                None => self.arrived.wait(&mut state),
-                Some(deadline) => {
-                    if self.arrived.wait_until(&mut state, deadline).timed_out() {
-                        return state.take(self.capacity).unwrap_or(Popped::Nothing);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes the next update, or registers `waker` to be woken when there is one.
-    pub fn poll(&self, waker: &Waker) -> Popped {
-        let mut state = self.state.lock();
-        state.take(self.capacity).unwrap_or_else(|| {
             state.waker = Some(waker.clone());
-            Popped::Nothing
-        })
+            return Poll::Pending;
+        };
+        let update = match posted {
+            Posted::Token { choice, token } => state.numbered(choice, token, None),
+            Posted::Other(update) => match *update {
+                Update::Token { choice, token, logprobs, .. } => state.numbered(choice, token, logprobs),
+                ended => ended,
+            },
+        };
+        let resume = state.paused && state.updates.len() <= state.capacity / 2;
+        state.paused &= !resume;
+        Poll::Ready(Some((update, resume)))
     }
-}
-
-/// The result of reading a mailbox.
-pub(crate) enum Popped {
-    /// An update, and whether a paused request may now resume.
-    Update(Update, bool),
-    /// No update yet.
-    Nothing,
-    /// No further updates: every choice has ended.
-    Over,
 }
 
 impl State {
-    fn take(&mut self, capacity: usize) -> Option<Popped> {
-        match self.updates.pop_front() {
-            Some(posted) => {
-                let mut update = match posted {
-                    Posted::Token { choice, token } => {
-                        Update::Token { choice, index: 0, token, logprobs: None }
-                    }
-                    Posted::Other(update) => *update,
-                };
-                if let Update::Token { choice, index, .. } = &mut update {
-                    *index = self.taken[*choice as usize];
-                    self.taken[*choice as usize] += 1;
-                }
-                let resume = self.paused && self.updates.len() <= capacity / 2;
-                self.paused &= !resume;
-                Some(Popped::Update(update, resume))
-            }
-            None => (self.open == 0).then_some(Popped::Over),
-        }
+    /// A token with its index in its choice.
+    fn numbered(&mut self, choice: u32, token: u32, logprobs: Option<TokenLogprobs>) -> Update {
+        let taken = &mut self.taken[choice as usize];
+        *taken += 1;
+        Update::Token { choice, index: *taken - 1, token, logprobs }
     }
 }
 
@@ -225,15 +202,16 @@ mod tests {
 
     #[test]
     fn a_reader_that_found_nothing_is_woken_by_the_next_update() {
-        let (mailbox, calls) = (Mailbox::new(1, 4, 4), Arc::new(Calls(AtomicUsize::new(0))));
+        let mailbox = Mailbox::new(1, 4, 4);
+        let calls = Arc::new(Calls(AtomicUsize::new(0)));
         let push = || mailbox.push(Update::Token { choice: 0, index: 0, token: 7, logprobs: None });
         let waker = Waker::from(Arc::clone(&calls));
         push();
-        assert!(matches!(mailbox.poll(&waker), Popped::Update(..)));
+        assert!(matches!(mailbox.poll(&waker), Poll::Ready(Some(_))));
         push();
         assert_eq!(calls.0.load(Relaxed), 0, "it did not wait");
-        assert!(matches!(mailbox.poll(&waker), Popped::Update(..)));
-        assert!(matches!(mailbox.poll(&waker), Popped::Nothing));
+        assert!(matches!(mailbox.poll(&waker), Poll::Ready(Some(_))));
+        assert!(matches!(mailbox.poll(&waker), Poll::Pending));
         push();
         assert_eq!(calls.0.load(Relaxed), 1);
     }

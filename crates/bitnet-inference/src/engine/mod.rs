@@ -1,5 +1,5 @@
 //! The engine: a thread that owns a model and computes many requests together, a step at a time.
-//! `worker.rs` is that thread, `submit.rs` and `handle.rs` are what callers hold, and `stepper.rs` computes a plan.
+//! `step.rs` is the loop, `worker.rs` the thread; `submit.rs` and `handle.rs` are what callers hold.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use bitnet_model::{Batch, ForwardError, Model};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::{Mutex, RwLock};
 mod arrivals;
+mod batcher;
 mod config;
 mod generate;
 mod handle;
@@ -18,33 +19,39 @@ mod live;
 mod mailbox;
 /// An engine's counters and measurements, and how to record them elsewhere.
 pub mod metrics;
+mod park;
 mod queue;
+mod readers;
 mod shared;
 mod status;
+mod step;
 mod stepper;
 mod submit;
-mod ticket;
 mod watchdog;
 mod worker;
 
 pub use arrivals::Arrivals;
 pub use config::{EngineConfig, StartError};
 pub use generate::{Generated, generate};
-pub use handle::{Choice, Completion, Elapsed, RequestHandle, Updates};
+pub use handle::{Choice, Completion, Elapsed, RequestHandle};
 pub use mailbox::Update;
+pub use park::block_on;
 pub use queue::Queue;
 pub use status::EngineStatus;
+pub use step::{Reader, StepLoop};
 pub use stepper::{Draws, StepFaults, StepTimes, Stepper};
 
+pub(crate) use batcher::Batcher;
 #[cfg(test)]
 pub(crate) use stepper::panic_message;
+pub(crate) use submit::Submitter;
 
 use crate::request::{InvalidRequest, Request, SubmitError};
 use crate::schedule::{Scheduler, SchedulerConfig};
 use config::{check, places};
 use metrics::{Metrics, Recorder};
 use shared::{Command, Shared};
-use submit::{Bounds, Submitter};
+use submit::Bounds;
 use worker::Worker;
 
 /// Time between two checks of a thread that should end.
@@ -100,9 +107,11 @@ impl Engine {
         Self::start_boxed(Box::new(model), config)
     }
 
-    /// As [`Engine::start`], with a boxed model.
+    /// Like [`Engine::start`], with a boxed model.
     pub fn start_boxed(model: Box<dyn Model>, config: EngineConfig) -> Result<Engine, StartError> {
-        let (limits, vocab, backend) = (model.limits(), model.spec().vocab, model.backend());
+        let limits = model.limits();
+        let vocab = model.spec().vocab;
+        let backend = model.backend();
         let context = model.spec().context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
         let eos = config.eos.clone().unwrap_or_else(|| model.spec().eos.clone());
         check(&config, limits, vocab, context, &eos)?;
@@ -135,15 +144,16 @@ impl Engine {
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();
         let worker = Worker::new(
-            scheduler,
-            Stepper::new(model),
+            StepLoop::new(scheduler, Stepper::new(model)),
             submissions,
             commands,
             Arc::clone(&shared),
-            (max_batch, config.max_wait_time),
+            max_batch,
+            config.max_wait_time,
         );
         let (watched, engine) = bounded(0);
-        let (limit, seen) = (config.step_limit, Arc::clone(&shared));
+        let limit = config.step_limit;
+        let seen = Arc::clone(&shared);
         spawn("bitnet-watch", move || watch(&seen, limit, &engine))?;
         let (held, alive) = bounded(0);
         let running = spawn("bitnet-engine", move || {
@@ -181,7 +191,7 @@ impl Engine {
         self.submit_together_timeout(requests, Duration::ZERO)
     }
 
-    /// As [`Engine::submit_together`], waiting at most `timeout` for room in the queue.
+    /// Like [`Engine::submit_together`], waiting at most `timeout` for room in the queue.
     pub fn submit_together_timeout(
         &self,
         requests: Vec<Request>,
@@ -191,18 +201,24 @@ impl Engine {
     }
 
     /// Submits requests in order, waiting for room in the queue as often as necessary; those that fit at the same time
-    /// start together. They do not pause when unread, so they can be read in any order.
+    /// start together. Each pauses when it is not read, so read all of them as their tokens come, or only answers
+    /// shorter than [`EngineConfig::mailbox`].
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
-        self.submitter.in_turn(requests)
+        block_on(self.submitter.clone().in_turn(requests))
     }
 
-    /// As [`Engine::submit_all`], on any executor and without blocking its thread. Requests that fit immediately are
+    /// Like [`Engine::submit_all`], on any executor and without blocking its thread. Requests that fit immediately are
     /// submitted before this returns; dropping the future cancels all.
     pub fn submit_all_async(
         &self,
         requests: Vec<Request>,
     ) -> impl Future<Output = Result<Vec<RequestHandle>, SubmitError>> + Send + use<> {
-        self.submitter.clone().in_turn_async(requests)
+        self.submitter.clone().in_turn(requests)
+    }
+
+    /// The submitting side.
+    pub(crate) fn submitter(&self) -> &Submitter {
+        &self.submitter
     }
 
     /// Checks that a request is valid.

@@ -1,12 +1,13 @@
 //! The queue that submitters and the engine's thread share: how much may wait, and who waits for room.
-//! Submitters wait on a thread or in a future.
+//! Submitters wait on a thread or in a future, by the same code.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
+use super::park;
 use crate::request::SubmitError;
 
 /// Requests that have been submitted but have not had a place in a batch yet.
@@ -23,9 +24,7 @@ pub struct Queue {
 #[derive(Default)]
 pub(crate) struct Waiting {
     queue: Mutex<Queue>,
-    /// Notified when the queue has become shorter or is closed.
-    changed: Condvar,
-    /// Futures to wake at such a change.
+    /// Submitters to wake when the queue has become shorter or is closed.
     wakers: Mutex<Vec<Waker>>,
     closed: AtomicBool,
 }
@@ -60,7 +59,6 @@ impl Waiting {
 
     /// Wakes all submitters that wait. The caller must not hold the queue's lock.
     fn wake(&self) {
-        self.changed.notify_all();
         let wakers = std::mem::take(&mut *self.wakers.lock());
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -79,20 +77,10 @@ impl Waiting {
         deadline: Option<Instant>,
         enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
-        let mut queue = self.queue.lock();
-        loop {
-            match enter(&mut queue) {
-                Err(refusal) if refusal.is_full() => match deadline {
-                    None => self.changed.wait(&mut queue),
-                    Some(at) if self.changed.wait_until(&mut queue, at).timed_out() => return Err(refusal),
-                    Some(_) => {}
-                },
-                result => return result,
-            }
-        }
+        park::wait(deadline, |cx| self.poll_enter(cx, &enter)).unwrap_or_else(|| self.try_enter(enter))
     }
 
-    /// As [`Waiting::enter`], for futures.
+    /// Like [`Waiting::enter`], for futures.
     pub fn poll_enter<T>(
         &self,
         cx: &Context<'_>,

@@ -65,6 +65,8 @@ impl Recorder for Shared {
 pub(crate) enum Command {
     Cancel(u64),
     Resume(u64),
+    /// A batcher was closed: what it holds may start.
+    StartBatches,
     /// Finish all requests, at the latest by this time.
     Drain(Option<Instant>),
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bitnet_kernels::DeviceStatus;
 
-use super::stepper::{Draws, StepFaults};
-use crate::schedule::SchedulerCounts;
+use super::stepper::{Draws, StepFaults, Stepper};
+use crate::schedule::{Scheduler, SchedulerCounts};
 
 /// The state of an engine after its last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct EngineStatus {
     pub running: usize,
     /// Number of sequences that wait for a place, including paused ones, without those not yet at the engine's thread.
     pub waiting: usize,
-    /// Number of sequences paused because they are not read.
+    /// Number of sequences paused because they are not read, or held until their batch starts.
     pub paused: usize,
     /// Current limit on running sequences.
     pub batch_size: usize,
@@ -41,4 +41,28 @@ pub struct EngineStatus {
     pub draws: Draws,
     /// Device status, or `None` on the CPU.
     pub device: Option<DeviceStatus>,
+}
+
+impl EngineStatus {
+    /// The state of these parts of an engine, without the age of a step.
+    pub(super) fn of(scheduler: &Scheduler, stepper: &Stepper<'_>) -> Self {
+        let pool = scheduler.pool();
+        EngineStatus {
+            running: scheduler.running(),
+            waiting: scheduler.waiting(),
+            paused: scheduler.paused(),
+            batch_size: scheduler.pace().batch_size(),
+            step_age: None,
+            kv_blocks: pool.total(),
+            kv_used: pool.total() - pool.available(),
+            kv_cached: pool.cached(),
+            state_slots: scheduler.config().state_slots,
+            states_used: scheduler.states_used(),
+            states_saved: scheduler.states_saved(),
+            scheduler: scheduler.counts(),
+            faults: stepper.faults(),
+            draws: stepper.draws(),
+            device: stepper.device(),
+        }
+    }
 }

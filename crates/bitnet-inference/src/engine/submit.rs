@@ -7,12 +7,13 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
+use super::batcher::Batcher;
 use super::handle::RequestHandle;
+use super::live::Live;
 use super::mailbox::Mailbox;
 use super::metrics::{Counter, Recorder};
 use super::queue::Queue;
 use super::shared::{Command, Shared};
-use super::ticket::{Submission, Ticket};
 use crate::request::{GenerationConfig, InvalidRequest, Priority, Request, SubmitError};
 use crate::sample::fresh_seed;
 
@@ -35,7 +36,7 @@ pub(crate) struct Bounds {
 /// The submitting side of an engine; clones submit to the same engine.
 #[derive(Clone)]
 pub(crate) struct Submitter {
-    pub ingress: Sender<Vec<Submission>>,
+    pub ingress: Sender<Vec<Live>>,
     pub control: Sender<Command>,
     pub shared: Arc<Shared>,
     pub next_id: Arc<AtomicU64>,
@@ -73,24 +74,12 @@ impl Submitter {
             self.shared.add(Counter::Rejected, requests.len() as u64);
             return Err(refusal);
         }
-        self.send(requests, self.bounds.mailbox)
+        self.send_all(requests, self.bounds.mailbox)
     }
 
-    /// Submits requests in order, as many at a time as fit, waiting for room as often as necessary.
-    pub fn in_turn(&self, mut requests: Vec<Request>) -> Result<Vec<RequestHandle>, SubmitError> {
-        let mut handles = Vec::with_capacity(requests.len());
-        self.check_each(&requests)?;
-        while !requests.is_empty() {
-            let entered = self.shared.waiting.enter(None, |queue| self.enter_first(queue, &requests));
-            let entered = entered.inspect_err(|_| self.reject(&requests))?;
-            handles.extend(self.send_first(&mut requests, entered)?);
-        }
-        Ok(handles)
-    }
-
-    /// As [`Submitter::in_turn`], without blocking: the future is woken when there is room. Requests that fit
-    /// immediately are submitted before this returns.
-    pub fn in_turn_async(
+    /// Submits requests in order, as many at a time as fit, waiting for room as often as necessary. Requests that fit
+    /// immediately are submitted before this returns. They pause when unread only once the caller has the handles.
+    pub fn in_turn(
         self,
         mut requests: Vec<Request>,
     ) -> impl Future<Output = Result<Vec<RequestHandle>, SubmitError>> + Send + use<> {
@@ -112,8 +101,43 @@ impl Submitter {
                 let entered = entered.await.inspect_err(|_| self.reject(&requests))?;
                 handles.extend(self.send_first(&mut requests, entered)?);
             }
+            handles.iter().for_each(|handle| handle.mailbox.limit(self.bounds.mailbox));
             Ok(handles)
         }
+    }
+
+    /// Submits a request that starts with a batch of `batcher`, waiting for room until `deadline`.
+    pub fn batched(
+        &self,
+        batcher: &Arc<Batcher>,
+        request: Request,
+        since: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<RequestHandle, SubmitError> {
+        let alone = std::slice::from_ref(&request);
+        self.check_each(alone)?;
+        batcher.enter(deadline).inspect_err(|_| self.reject(alone))?;
+        let entered = self.shared.waiting.enter(deadline, |queue| self.enter(queue, alone));
+        if let Err(refusal) = entered {
+            batcher.leave_queue();
+            batcher.ended();
+            self.reject(alone);
+            return Err(refusal);
+        }
+        let (mut live, handle) = self.both_ends(request, usize::MAX);
+        live.at = since;
+        live.batcher = Some(Arc::clone(batcher));
+        if live.is_text() {
+            // Its next token is computed when this one has been read.
+            live.mailbox.limit(1);
+        }
+        self.send(vec![live], 1)?;
+        Ok(handle)
+    }
+
+    /// Tells the engine's thread that a batcher has been closed.
+    pub fn start_batches(&self) {
+        let _ = self.control.send(Command::StartBatches);
     }
 
     /// Checks that each request is valid and could enter an empty queue by itself.
@@ -177,35 +201,40 @@ impl Submitter {
         Ok(entered)
     }
 
-    /// Sends the first requests, which are already counted. They do not pause when unread, so they can be read in any
-    /// order.
+    /// Sends the first requests, which are already counted.
     fn send_first(
         &self,
         requests: &mut Vec<Request>,
         entered: usize,
     ) -> Result<Vec<RequestHandle>, SubmitError> {
         let later = requests.split_off(entered);
-        self.send(std::mem::replace(requests, later), usize::MAX)
+        self.send_all(std::mem::replace(requests, later), usize::MAX)
     }
 
-    fn send(&self, requests: Vec<Request>, mailbox: usize) -> Result<Vec<RequestHandle>, SubmitError> {
+    fn send_all(&self, requests: Vec<Request>, mailbox: usize) -> Result<Vec<RequestHandle>, SubmitError> {
         let (group, handles): (Vec<_>, Vec<_>) =
-            requests.into_iter().map(|request| self.ticket(request, mailbox)).unzip();
-        self.ingress.send(group).map_err(|_| SubmitError::Stopped)?;
-        self.shared.add(Counter::Requests, handles.len() as u64);
+            requests.into_iter().map(|request| self.both_ends(request, mailbox)).unzip();
+        self.send(group, handles.len())?;
         Ok(handles)
     }
 
+    fn send(&self, group: Vec<Live>, requests: usize) -> Result<(), SubmitError> {
+        self.ingress.send(group).map_err(|_| SubmitError::Stopped)?;
+        self.shared.add(Counter::Requests, requests as u64);
+        Ok(())
+    }
+
     /// Creates both ends of a request that is already counted.
-    fn ticket(&self, request: Request, mailbox: usize) -> (Submission, RequestHandle) {
+    fn both_ends(&self, request: Request, mailbox: usize) -> (Live, RequestHandle) {
         let id = self.next_id.fetch_add(1, Relaxed);
         let seed = request.config.seed.unwrap_or_else(fresh_seed);
         let mailbox = Arc::new(Mailbox::new(request.config.n, request.config.max_new_tokens, mailbox));
         let counted = size_of(std::slice::from_ref(&request));
-        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&self.shared), counted);
         let request = Arc::new(request);
+        let engine = Arc::clone(&mailbox);
+        let caller = Arc::clone(&request);
+        let live = Live::new(id, seed, request, engine, counted, Arc::clone(&self.shared));
         let control = self.control.clone();
-        let handle = RequestHandle { id, seed, request: Arc::clone(&request), mailbox, control };
-        (Submission { id, seed, request, ticket, at: Instant::now() }, handle)
+        (live, RequestHandle { id, seed, request: caller, mailbox, control })
     }
 }

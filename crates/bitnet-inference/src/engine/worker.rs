@@ -1,51 +1,37 @@
 //! The engine's thread: receives requests, computes steps, and delivers tokens to readers.
 //! It survives panics outside the work of a single request.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::gpu::Times;
 use crossbeam_channel::{Receiver, select};
 
 use super::arrivals::Arrivals;
-use super::live::{IdHasher, Live, Progress};
-use super::mailbox::Update;
+use super::live::Live;
 use super::metrics::{Counter, Measure, Recorder};
+use super::readers::Readers;
 use super::shared::{Command, Shared};
-use super::status::EngineStatus;
-use super::stepper::{Stepper, panic_message};
-use super::ticket::Submission;
-use crate::request::{End, FinishReason, RequestError};
-use crate::schedule::{Event, Plan, Scheduler, StepOutcome};
+use super::step::{Reader, StepLoop};
+use super::stepper::panic_message;
+use crate::request::RequestError;
+use crate::schedule::Plan;
 
-/// Steps between two checks of the scheduler's rules, rare enough that their cost does not matter.
+/// Check the scheduler's invariants every this many steps; rare enough to be free.
 const INSPECTION: u64 = 1024;
 
 /// The engine's thread, which owns the model, the cache and the scheduler.
 pub(crate) struct Worker {
-    scheduler: Scheduler,
-    stepper: Stepper<'static>,
-    submissions: Receiver<Vec<Submission>>,
+    steps: StepLoop<'static>,
+    readers: Readers,
+    submissions: Receiver<Vec<Live>>,
     commands: Receiver<Command>,
-    shared: Arc<Shared>,
     /// Requests received from the channel but not yet passed to the scheduler.
-    arriving: VecDeque<Submission>,
-    live: HashMap<u64, Live, BuildHasherDefault<IdHasher>>,
-    /// Times between tokens in seconds, to be observed together.
-    between: Vec<f64>,
-    /// Whether commands, requests or slow readers have changed the scheduler since its status was published.
-    changed: bool,
-    start: Instant,
-    steps: u64,
-    plan: Plan,
-    outcome: StepOutcome,
+    arriving: VecDeque<Live>,
     arrivals: Arrivals,
-    /// The device's times before the last step.
-    times: Times,
     max_batch: usize,
+    /// How long to wait for company when idle.
     max_wait: Duration,
     /// Whether to stop when all requests are finished.
     draining: bool,
@@ -55,29 +41,20 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub fn new(
-        scheduler: Scheduler,
-        stepper: Stepper<'static>,
-        submissions: Receiver<Vec<Submission>>,
+        steps: StepLoop<'static>,
+        submissions: Receiver<Vec<Live>>,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
-        (max_batch, max_wait): (usize, Duration),
+        max_batch: usize,
+        max_wait: Duration,
     ) -> Self {
         Worker {
-            scheduler,
-            stepper,
+            readers: Readers::new(shared, steps.start()),
+            steps,
             submissions,
             commands,
-            shared,
             arriving: VecDeque::new(),
-            live: HashMap::default(),
-            between: Vec::new(),
-            changed: true,
-            start: Instant::now(),
-            steps: 0,
-            plan: Plan::default(),
-            outcome: StepOutcome::default(),
             arrivals: Arrivals::default(),
-            times: Times::default(),
             max_batch,
             max_wait,
             draining: false,
@@ -88,15 +65,9 @@ impl Worker {
     /// Works until told to stop; returns true if every request was finished.
     pub fn run(mut self) -> bool {
         // However this thread ends, it must refuse further requests.
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.readers.shared);
         let _stopping = Stopping(&shared);
-        if self.scheduler.paces_itself() {
-            let rows = self.max_batch.max(1 + self.scheduler.config().max_draft);
-            self.shared.watchdog.begin(0, &Plan::default());
-            self.stepper.calibrate(rows, |load, micros| self.scheduler.learn(load, micros));
-            self.shared.watchdog.end();
-            self.times = self.stepper.device().map_or(Times::default(), |device| device.counts.times);
-        }
+        self.calibrate();
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.turn())) {
                 Ok(None) => {}
@@ -106,82 +77,73 @@ impl Worker {
         }
     }
 
+    /// Measures steps if decisions depend on their times.
+    fn calibrate(&mut self) {
+        let StepLoop { scheduler, stepper, .. } = &mut self.steps;
+        if scheduler.paces_itself() {
+            let rows = self.max_batch.max(1 + scheduler.config().max_draft);
+            self.readers.begin(0, &Plan::default());
+            stepper.calibrate(rows, |load, micros| scheduler.learn(load, micros));
+            self.readers.shared.watchdog.end();
+            self.readers.skip_times(stepper);
+        }
+    }
+
     /// Listens, then computes a step or waits. At the end of the thread's work, returns whether every request was
     /// finished; otherwise `None`.
     fn turn(&mut self) -> Option<bool> {
         self.listen();
         if self.draining {
             // Requests that are counted but have not arrived yet are on their way.
-            let complete = self.scheduler.is_empty() && self.shared.waiting.now().sequences == 0;
+            let complete =
+                self.steps.scheduler.is_empty() && self.readers.shared.waiting.now().sequences == 0;
             if complete || self.until.is_some_and(|until| Instant::now() >= until) {
-                self.scheduler.abort(RequestError::Stopped);
-                self.deliver();
+                self.abort(RequestError::Stopped);
                 return Some(complete);
             }
         }
-        if !self.step() {
-            self.wait();
-        } else if self.steps.is_multiple_of(INSPECTION) {
+        if self.steps.step(&mut self.readers) {
+            let delivered = self.steps.times().deliver;
+            self.readers.shared.observe(Measure::StepDistribute, delivered.as_secs_f64());
             self.inspect();
+        } else {
+            self.wait();
         }
-        let lost = self.stepper.lost()?.clone();
-        self.scheduler.abort(RequestError::Forward(lost));
-        self.deliver();
+        let lost = self.steps.stepper.lost()?.clone();
+        self.abort(RequestError::Forward(lost));
         Some(false)
+    }
+
+    /// Ends all requests with `error`.
+    fn abort(&mut self, error: RequestError) {
+        self.steps.scheduler.abort(error);
+        self.deliver();
+    }
+
+    /// Delivers what has happened outside a step.
+    fn deliver(&mut self) {
+        let any = self.readers.deliver_events(&mut self.steps.scheduler, &mut self.steps.stepper);
+        self.readers.changed |= any;
     }
 
     /// Recovers from a panic outside the work of a single request. The bookkeeping is no longer trusted: requests in
     /// the scheduler fail, and the others are served by a new scheduler on an empty cache.
     fn restart(&mut self, message: String) {
-        let error = RequestError::Panic { message };
-        self.shared.watchdog.end();
-        self.shared.add(Counter::Restarts, 1);
-        self.live.drain().for_each(|(_, mut live)| live.ticket.fail(&error));
-        self.stepper.wanted_logits.clear();
-        self.stepper.scored.clear();
-        self.scheduler = self.scheduler.restarted();
-        (self.plan, self.outcome) = (Plan::default(), StepOutcome::default());
-        self.changed = true;
+        self.readers.shared.watchdog.end();
+        self.readers.shared.add(Counter::Restarts, 1);
+        self.readers.fail(&RequestError::Panic { message });
+        self.steps.restart();
     }
 
     /// Restarts if the scheduler has broken one of its rules, because sequences might then read others' blocks.
     fn inspect(&mut self) {
-        if let Err(rule) = self.scheduler.check() {
-            self.shared.add(Counter::BrokenRules, 1);
+        if !self.steps.steps().is_multiple_of(INSPECTION) {
+            return;
+        }
+        if let Err(rule) = self.steps.scheduler.check() {
+            self.readers.shared.add(Counter::BrokenRules, 1);
             self.restart(format!("a rule of the scheduler is broken: {rule}"));
         }
-    }
-
-    /// Plans, computes and commits a step; returns false if there is nothing to compute.
-    fn step(&mut self) -> bool {
-        let begun = Instant::now();
-        if !self.scheduler.plan(self.now(), &mut self.plan) {
-            return false;
-        }
-        self.deliver();
-        let planned = Instant::now();
-        self.shared.watchdog.begin(self.steps, &self.plan);
-        self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
-        self.shared.watchdog.end();
-        let computed = Instant::now();
-        self.outcome.micros = (computed - planned).as_micros() as u64;
-        // Refuse further requests before any reader learns that the device failed.
-        self.stepper.lost().into_iter().for_each(|lost| self.shared.lose(lost));
-        let drawn = self.outcome.drawn.len();
-        let predicted = self.scheduler.pace().model.predict(self.plan.load);
-        self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
-        let committed = Instant::now();
-        // Publish before delivery, so that a reader who sees the end of a request finds that its last step has been
-        // counted.
-        self.publish_status();
-        self.shared.observe(Measure::StepPlan, (planned - begun).as_secs_f64());
-        self.shared.observe(Measure::StepCommit, (committed - computed).as_secs_f64());
-        self.report((computed - planned).as_secs_f64(), predicted, drawn);
-        let reported = Instant::now();
-        self.deliver();
-        self.shared.observe(Measure::StepDistribute, reported.elapsed().as_secs_f64());
-        self.steps += 1;
-        true
     }
 
     /// Receives commands, then requests.
@@ -191,23 +153,18 @@ impl Worker {
         }
         self.arriving.extend(self.submissions.try_iter().flatten());
         self.accept();
-        self.scheduler.tick(self.now());
-        // Otherwise the status is that of the last step.
-        if self.deliver() | std::mem::take(&mut self.changed) {
-            self.publish_status();
-        }
+        self.readers.start_batches(self.draining, &mut self.steps);
+        self.steps.scheduler.tick(self.steps.now());
+        self.deliver();
+        self.readers.publish_changes(&self.steps);
     }
 
     fn execute(&mut self, command: Command) {
-        self.changed = true;
+        self.readers.changed = true;
         match command {
-            Command::Cancel(id) => self.scheduler.cancel(id),
-            // Resume, unless the reader has fallen behind again.
-            Command::Resume(id) => {
-                if self.live.get(&id).is_some_and(|live| !live.ticket.mailbox.is_paused()) {
-                    self.scheduler.resume(self.now(), id);
-                }
-            }
+            Command::Cancel(id) => self.steps.scheduler.cancel(id),
+            Command::Resume(id) => self.readers.resume(id, &mut self.steps),
+            Command::StartBatches => {}
             Command::Drain(until) => self.drain(until),
         }
     }
@@ -219,38 +176,32 @@ impl Worker {
 
     /// Passes new requests to the scheduler, one at a time, so that a panic loses only one.
     fn accept(&mut self) {
-        while let Some(Submission { id, seed, request, ticket, at }) = self.arriving.pop_front() {
-            self.changed = true;
-            // A cancel command that came before the request found nothing to cancel.
-            let cancelled = ticket.mailbox.cancelled().is_some();
-            let (n, alone) = (request.config.n, self.live.is_empty());
-            let choices = vec![Progress { queued: true, last: None }; n];
-            self.live.insert(id, Live { ticket, at, choices, logits: None, open: n });
-            self.arrivals.note(self.now(), alone);
-            self.shared.add(Counter::PromptTokens, request.prompt.len() as u64);
-            let at = at.saturating_duration_since(self.start).as_micros() as u64;
-            self.scheduler.submit(at, id, request, seed);
-            if cancelled {
-                self.scheduler.cancel(id);
+        while let Some(live) = self.arriving.pop_front() {
+            if live.batcher.is_none() {
+                self.arrivals.note(self.steps.now(), self.readers.is_empty());
             }
+            self.readers.open(live, &mut self.steps);
         }
     }
 
     /// Sleeps until something happens; then waits a little longer if more requests are likely.
     fn wait(&mut self) {
-        let idle = self.scheduler.is_empty();
-        let deadline = self.scheduler.next_deadline().map(Duration::from_micros);
-        let deadline = deadline.and_then(|at| self.start.checked_add(at));
-        let wake = deadline.into_iter().chain(self.until).min();
+        let idle = self.steps.scheduler.is_empty();
+        let deadline = self.steps.scheduler.next_deadline().map(Duration::from_micros);
+        let deadline = deadline.and_then(|at| self.steps.start().checked_add(at));
+        let wake = deadline.into_iter().chain(self.readers.next_batch()).chain(self.until).min();
         self.receive(wake);
         if !idle || self.draining {
             return;
         }
         let linger = Instant::now() + Duration::from_micros(self.arrivals.linger(self.max_wait));
-        while !self.scheduler.is_empty()
-            && self.scheduler.waiting() < self.max_batch
-            && self.receive(Some(linger))
-        {}
+        while self.has_company_to_wait_for() && self.receive(Some(linger)) {}
+    }
+
+    /// Whether a request waits for a step that has room for others.
+    fn has_company_to_wait_for(&self) -> bool {
+        let scheduler = &self.steps.scheduler;
+        scheduler.waiting() > scheduler.paused() && scheduler.waiting() < self.max_batch
     }
 
     /// Waits for a command or a group of requests; returns false if none arrives by `until`.
@@ -274,139 +225,6 @@ impl Worker {
         }
         true
     }
-
-    /// Delivers the scheduler's events to the readers; returns whether there were any.
-    fn deliver(&mut self) -> bool {
-        for (id, logits) in self.stepper.wanted_logits.drain(..) {
-            if let Some(live) = self.live.get_mut(&id.request) {
-                live.logits = Some(logits);
-            }
-        }
-        for (request, position, logprobs) in self.stepper.scored.drain(..) {
-            if let Some(live) = self.live.get(&request) {
-                live.ticket.mailbox.score(position, logprobs);
-            }
-        }
-        let (now, mut tokens, mut any) = (Instant::now(), 0, false);
-        while let Some(event) = self.scheduler.next_event() {
-            let (Event::Admitted(id, _) | Event::Token(id, ..) | Event::Ended(id, _)) = event;
-            any = true;
-            let Some(live) = self.live.get_mut(&id.request) else { continue };
-            match event {
-                Event::Admitted(_, micros) => {
-                    live.leave_queue(id.choice);
-                    self.shared.observe(Measure::QueueTime, micros as f64 / 1e6);
-                }
-                Event::Token(_, token, logprobs) => {
-                    match live.choices[id.choice as usize].last.replace(now) {
-                        Some(last) => self.between.push((now - last).as_secs_f64()),
-                        None => self.shared.observe(Measure::FirstToken, (now - live.at).as_secs_f64()),
-                    }
-                    tokens += 1;
-                    let update = Update::Token { choice: id.choice, index: 0, token, logprobs };
-                    if live.ticket.mailbox.push(update) {
-                        self.shared.add(Counter::Pauses, 1);
-                        self.scheduler.pause(self.start.elapsed().as_micros() as u64, id.request);
-                        self.changed = true;
-                    }
-                }
-                Event::Ended(_, end) => {
-                    // Count tokens and end before the reader can see the end. The reader then finds them counted, and
-                    // finds room in the queue.
-                    self.shared.add(Counter::GeneratedTokens, std::mem::take(&mut tokens));
-                    self.shared.observe_all(Measure::InterToken, &self.between);
-                    self.between.clear();
-                    let counter = counter_of(&end);
-                    self.shared.add(counter, 1);
-                    live.open -= 1;
-                    let over = live.open == 0;
-                    live.leave_queue(id.choice);
-                    if over {
-                        self.shared.observe(Measure::EndToEnd, live.at.elapsed().as_secs_f64());
-                        let cancelled = live.ticket.mailbox.cancelled();
-                        if let Some(at) = cancelled.filter(|_| counter == Counter::Cancelled) {
-                            self.shared.observe(Measure::CancelToFree, at.elapsed().as_secs_f64());
-                        }
-                    }
-                    let logits = live.logits.take();
-                    live.ticket.mailbox.push(Update::Ended { choice: id.choice, end, logits });
-                    if over {
-                        self.live.remove(&id.request);
-                    }
-                }
-            }
-        }
-        if tokens > 0 {
-            self.shared.add(Counter::GeneratedTokens, tokens);
-        }
-        self.shared.observe_all(Measure::InterToken, &self.between);
-        self.between.clear();
-        any
-    }
-
-    /// Reports a step that took `seconds` and was predicted to take `predicted` microseconds.
-    fn report(&mut self, seconds: f64, predicted: Option<f64>, drawn: usize) {
-        let (load, times, shared) = (self.plan.load, self.stepper.times(), &self.shared);
-        shared.add(Counter::Steps, 1);
-        shared.add(Counter::PrefillTokens, load.prefill as u64);
-        shared.observe(Measure::BatchSize, self.plan.runs.len() as f64);
-        shared.observe(Measure::StepTokens, self.plan.tokens() as f64);
-        shared.observe(Measure::StepPack, times.pack.as_secs_f64());
-        shared.observe(Measure::StepForward, times.forward.as_secs_f64());
-        shared.observe(Measure::StepSample, times.sample.as_secs_f64());
-        if let Some(padding) = self.stepper.model().padding() {
-            shared.observe(Measure::Padding, padding);
-        }
-        if let Some(micros) = predicted.filter(|_| seconds > 0.0) {
-            shared.observe(Measure::StepModelError, (micros / 1e6 - seconds).abs() / seconds);
-        }
-        if load.prefill == 0 {
-            shared.add(Counter::DecodeTokens, drawn as u64);
-            shared.observe(Measure::DecodeCompute, seconds);
-        }
-        if let Some(device) = self.stepper.device() {
-            let (now, before) = (device.counts.times, self.times);
-            shared.observe(Measure::KernelLaunch, (now.launch - before.launch).as_secs_f64());
-            shared.observe(Measure::MemoryTransfer, (now.transfer - before.transfer).as_secs_f64());
-            shared.observe(Measure::DeviceCompute, (now.compute - before.compute).as_secs_f64());
-            self.times = now;
-        }
-    }
-
-    fn publish_status(&self) {
-        let pool = self.scheduler.pool();
-        *self.shared.status.lock() = EngineStatus {
-            running: self.scheduler.running(),
-            waiting: self.scheduler.waiting(),
-            paused: self.scheduler.paused(),
-            batch_size: self.scheduler.pace().batch_size(),
-            kv_blocks: pool.total(),
-            kv_used: pool.total() - pool.available(),
-            kv_cached: pool.cached(),
-            state_slots: self.scheduler.config().state_slots,
-            states_used: self.scheduler.states_used(),
-            states_saved: self.scheduler.states_saved(),
-            scheduler: self.scheduler.counts(),
-            faults: self.stepper.faults(),
-            draws: self.stepper.draws(),
-            device: self.stepper.device(),
-            // `Engine::status` fills it in.
-            step_age: None,
-        };
-    }
-
-    /// Microseconds since the engine started.
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_micros() as u64
-    }
-}
-
-fn counter_of(end: &Result<End, RequestError>) -> Counter {
-    match end {
-        Ok(end) if end.finish == FinishReason::Cancelled => Counter::Cancelled,
-        Ok(_) => Counter::Finished,
-        Err(_) => Counter::Failed,
-    }
 }
 
 /// Refuses further requests when the thread ends, however it ends.
@@ -420,16 +238,18 @@ impl Drop for Stopping<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Poll, Waker};
+
+    use bitnet_model::Limits;
     use crossbeam_channel::unbounded;
 
     use super::*;
-    use bitnet_model::Limits;
 
-    use super::super::mailbox::{Mailbox, Popped};
+    use super::super::mailbox::{Mailbox, Update};
     use super::super::queue::Queue;
-    use super::super::ticket::Ticket;
+    use super::super::stepper::Stepper;
     use crate::request::{GenerationConfig, Request};
-    use crate::schedule::{BatchSizing, SchedulerConfig};
+    use crate::schedule::{BatchSizing, Scheduler, SchedulerConfig};
     use crate::sim::HashModel;
 
     #[test]
@@ -449,10 +269,11 @@ mod tests {
             text: None,
         });
         let stepper = Stepper::new(Box::new(HashModel::new(50, 500, limits)));
-        let (shared, (ingress, submissions), (_control, commands)) =
-            (Arc::new(Shared::default()), unbounded(), unbounded());
-        let mut worker =
-            Worker::new(scheduler, stepper, submissions, commands, Arc::clone(&shared), (8, Duration::ZERO));
+        let steps = StepLoop::new(scheduler, stepper);
+        let shared = Arc::new(Shared::default());
+        let (ingress, submissions) = unbounded();
+        let (_control, commands) = unbounded();
+        let mut worker = Worker::new(steps, submissions, commands, Arc::clone(&shared), 8, Duration::ZERO);
         let counted = Queue { sequences: 1, tokens: 2 };
         let enter = |queue: &mut Queue| {
             *queue = counted;
@@ -460,18 +281,18 @@ mod tests {
         };
         shared.waiting.try_enter(enter).unwrap();
         let mailbox = Arc::new(Mailbox::new(1, 64, 64));
-        let ticket = Ticket::new(Arc::clone(&mailbox), Arc::clone(&shared), counted);
         let request = Arc::new(Request::new([1, 2], GenerationConfig::default()));
-        ingress.send(vec![Submission { id: 0, seed: 0, request, ticket, at: Instant::now() }]).unwrap();
+        let live = Live::new(0, 0, request, Arc::clone(&mailbox), counted, Arc::clone(&shared));
+        ingress.send(vec![live]).unwrap();
         worker.turn();
-        worker.scheduler.lose_a_block();
-        worker.steps = INSPECTION - 1;
+        worker.steps.scheduler.lose_a_block();
+        worker.steps.count_to(INSPECTION - 1);
         worker.turn();
         let counted = |counter| shared.metrics.snapshot().get(counter);
         assert_eq!([Counter::BrokenRules, Counter::Restarts, Counter::Failed].map(counted), [1, 1, 1]);
-        assert_eq!(worker.scheduler.check(), Ok(()));
+        assert_eq!(worker.steps.scheduler.check(), Ok(()));
         let mut last = None;
-        while let Popped::Update(update, _) = mailbox.pop(None) {
+        while let Poll::Ready(Some((update, _))) = mailbox.poll(Waker::noop()) {
             last = Some(update);
         }
         assert!(

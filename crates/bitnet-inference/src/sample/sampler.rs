@@ -205,7 +205,8 @@ fn lowest(keys: &[u64]) -> u64 {
 fn highest(row: &[f32]) -> Result<f32, SampleError> {
     const LANES: usize = 16;
     let (chunks, rest) = row.as_chunks::<LANES>();
-    let (mut max, mut nan) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let mut nan = [false; LANES];
     for chunk in chunks {
         for i in 0..LANES {
             max[i] = if chunk[i] > max[i] { chunk[i] } else { max[i] };
@@ -235,7 +236,8 @@ fn keep_best(row: &[f32], k: usize, keys: &mut Vec<u64>) {
     if k == 0 {
         return;
     }
-    let (full, mut threshold) = (2 * k + KEEP_SLACK, 0);
+    let full = 2 * k + KEEP_SLACK;
+    let mut threshold = 0;
     for (id, &l) in row.iter().enumerate() {
         let key = key(l, id);
         if key > threshold {

@@ -58,7 +58,7 @@ impl StopMatcher {
         self.push_after(0, token, text, out)
     }
 
-    /// As [`StopMatcher::push`], for a token whose first `exempt` bytes cannot be part of a stop string.
+    /// Like [`StopMatcher::push`], for a token whose first `exempt` bytes cannot be part of a stop string.
     pub(crate) fn push_after(
         &mut self,
         exempt: usize,

@@ -82,7 +82,7 @@ impl Scheduler {
         true
     }
 
-    /// As [`Scheduler::parked_other_than`], but spares sequences before `slot` in the queue that can be admitted.
+    /// Like [`Scheduler::parked_other_than`], but spares sequences before `slot` in the queue that can be admitted.
     pub(super) fn parked_behind(&self, slot: u32) -> Option<u32> {
         let key = seq(&self.slots, slot).admission_key();
         let behind = |s: u32| seq(&self.slots, s).admission_key() > key || !self.eligible(s);
@@ -135,7 +135,8 @@ impl Scheduler {
         if self.states.total() == 0 {
             return (usize::MAX, None);
         }
-        let (mut usable, last) = ((0, None), (s.text().len() - 1) / BLOCK);
+        let mut usable = (0, None);
+        let last = (s.text().len() - 1) / BLOCK;
         self.cached(s, |index, _, chain| {
             if index < last
                 && let Some(state) = self.states.find(chain)
@@ -178,7 +179,8 @@ impl Scheduler {
             }
             _ => {
                 let (usable, saved) = self.usable(&s);
-                let (mut table, mut chains) = (std::mem::take(&mut s.table), std::mem::take(&mut s.chains));
+                let mut table = std::mem::take(&mut s.table);
+                let mut chains = std::mem::take(&mut s.chains);
                 let mut known = 0;
                 self.cached(&s, |index, block, after| {
                     known = index + 1;

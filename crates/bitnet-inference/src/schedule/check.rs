@@ -69,10 +69,8 @@ impl Scheduler {
         for run in &plan.runs {
             let s = seq(&self.slots, run.slot);
             let end = run.start + run.len;
-            let rows = match s.scores() {
-                true => run.rows == run.len,
-                false => (run.rows > 0) == (end == s.tokens.len()),
-            };
+            let rows =
+                if s.scores() { run.rows == run.len } else { (run.rows > 0) == (end == s.tokens.len()) };
             if run.len == 0 || run.start != s.computed || end > s.tokens.len() || !rows {
                 return Err(format!(
                     "{:?}: run {run:?} of {} tokens, {} computed",

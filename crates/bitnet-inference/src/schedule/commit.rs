@@ -153,7 +153,8 @@ impl Scheduler {
         let Scheduler { slots, config: SchedulerConfig { eos, text, .. }, events, released, spelled, .. } =
             self;
         let s = seq_mut(slots, slot);
-        let (config, token) = (&s.request.config, drawn.token);
+        let config = &s.request.config;
+        let token = drawn.token;
         let mut finish = None;
         if s.ends_at_eos && eos.contains(&token) {
             finish = Some(FinishReason::Eos);
@@ -186,7 +187,7 @@ impl Scheduler {
         finish
     }
 
-    /// Removes all blocks and snapshots of a sequence from the prefix cache: one of them may hold the NaN that it met.
+    /// Drops everything this sequence cached: one of its blocks may hold the NaN that failed it.
     fn unpublish(&mut self, slot: u32) {
         let s = seq(&self.slots, slot);
         s.table.iter().for_each(|&block| self.pool.unpublish(block));

@@ -46,7 +46,8 @@ pub(crate) fn find(tokens: &[u32], depth: usize) -> Option<usize> {
     if depth == 0 || tokens.len() <= PATTERN {
         return None;
     }
-    let (past, pattern) = (&tokens[..tokens.len() - 1], &tokens[tokens.len() - PATTERN..]);
+    let past = &tokens[..tokens.len() - 1];
+    let pattern = &tokens[tokens.len() - PATTERN..];
     let first = past.len().saturating_sub(WINDOW);
     let at = past[first..].windows(PATTERN).rposition(|w| w == pattern)?;
     Some(first + at + PATTERN)

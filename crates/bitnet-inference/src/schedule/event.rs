@@ -23,7 +23,7 @@ pub struct SchedulerCounts {
     pub recomputed_tokens: u64,
     /// Tokens that admitted sequences needed in the cache.
     pub prefix_tokens: u64,
-    /// Of these, tokens found in the prefix cache.
+    /// How many of them were already in the prefix cache.
     pub prefix_hits: u64,
     /// Prompts computed in more than one step.
     pub split_prompts: u64,

@@ -97,28 +97,29 @@ impl StepModel {
 
     /// Learns from a step that took `micros`.
     pub fn observe(&mut self, load: StepLoad, micros: u64) {
-        let (x, p) = (Self::features(load), &mut self.covariance);
-        let px: [f64; N] = std::array::from_fn(|i| (0..N).map(|j| p[i][j] * x[j]).sum());
-        let scale = Self::FORGET + (0..N).map(|i| x[i] * px[i]).sum::<f64>();
-        let error = micros as f64 / 1e3 - (0..N).map(|i| self.weights[i] * x[i]).sum::<f64>();
+        let features = Self::features(load);
+        let covariance = &mut self.covariance;
+        let gains: [f64; N] = std::array::from_fn(|i| (0..N).map(|j| covariance[i][j] * features[j]).sum());
+        let scale = Self::FORGET + (0..N).map(|i| features[i] * gains[i]).sum::<f64>();
+        let error = micros as f64 / 1e3 - (0..N).map(|i| self.weights[i] * features[i]).sum::<f64>();
         for i in 0..N {
-            self.weights[i] += px[i] / scale * error;
+            self.weights[i] += gains[i] / scale * error;
             for j in 0..N {
-                p[i][j] = (p[i][j] - px[i] * px[j] / scale) / Self::FORGET;
+                covariance[i][j] = (covariance[i][j] - gains[i] * gains[j] / scale) / Self::FORGET;
             }
         }
         // The covariance of terms that the steps never distinguish grows without limit: reset it before it overflows.
-        if (0..N).any(|i| !(0.0..1e8).contains(&p[i][i])) {
-            *p = Self::ignorance();
+        if (0..N).any(|i| !(0.0..1e8).contains(&covariance[i][i])) {
+            *covariance = Self::ignorance();
         }
         self.seen += 1;
     }
 
     /// Predicted time of a step in microseconds; `None` until a few steps have been observed.
     pub fn predict(&self, load: StepLoad) -> Option<f64> {
-        let x = Self::features(load);
-        let ms: f64 = (0..N).map(|i| self.weights[i].max(0.0) * x[i]).sum();
-        (self.seen >= 8).then_some(ms * 1e3)
+        let features = Self::features(load);
+        let milliseconds: f64 = (0..N).map(|i| self.weights[i].max(0.0) * features[i]).sum();
+        (self.seen >= 8).then_some(milliseconds * 1e3)
     }
 
     /// Number of prompt tokens from `position` on that fit into `micros` in addition to `load`.

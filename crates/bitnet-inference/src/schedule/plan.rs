@@ -288,7 +288,7 @@ impl Scheduler {
         plan.copies.retain(|(_, to)| !table.contains(to));
     }
 
-    /// Takes its place, blocks and state from a running sequence, which then waits again.
+    /// Evicts a running sequence: it loses its place, blocks and state, and goes back to the queue.
     pub(super) fn preempt(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
@@ -296,7 +296,7 @@ impl Scheduler {
         self.enqueue(slot);
     }
 
-    /// Takes its blocks and state from a parked sequence.
+    /// Takes the blocks and the state of a parked sequence, which keeps its place in the queue.
     pub(super) fn reclaim(&mut self, slot: u32) {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;

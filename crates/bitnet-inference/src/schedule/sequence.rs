@@ -46,14 +46,14 @@ pub struct Sequence {
     pub(crate) drafted: usize,
     /// Number of prompt tokens, without the first, whose log-probabilities have been computed.
     pub(crate) scored: usize,
-    /// Of these, how many are needed. The choices of a request share those of the first.
+    /// How many prompt log-probabilities to compute; only a request's first choice computes them.
     pub(crate) to_score: usize,
     /// Block table: token `p` is in block `table[p / BLOCK_TOKENS]`.
     pub table: Vec<u32>,
     /// Maximum length of the sequence, in tokens.
     pub(crate) end: usize,
-    /// Number of tokens up to which the sequence is computed alone, in separate passes, because a pass with it has
-    /// failed; 0 if none has.
+    /// Compute this sequence in passes of its own until it has this many tokens, because a pass with it failed; 0 if none
+    /// has.
     pub(crate) suspect: usize,
     /// The length from which the text may end.
     pub(crate) may_end: usize,
@@ -83,25 +83,28 @@ pub struct Sequence {
     /// Number of tokens shared with another cached text, if no snapshot was found after them; a snapshot is then taken
     /// there.
     pub(crate) branch: usize,
-    /// How often its state was lost before it got past these tokens.
+    /// How often its recurrent state was lost since it last got past `suspect` tokens.
     pub(crate) losses: u32,
     /// Place in the order of arrival; kept through preemption.
     pub(crate) rank: u64,
+    /// When the request was submitted.
     pub(crate) arrived: u64,
+    /// When the request fails if it has not ended, if it has a time limit.
     pub(crate) deadline: Option<u64>,
     /// When it last began to wait for a place: on arrival, or when its reader resumed. The maximum time that its
     /// priority can be passed over counts from here.
     pub(crate) since: u64,
-    /// When its reader stopped reading, if it has.
+    /// When it fails unless its reader reads on, if its reader has stopped. `u64::MAX` is never.
     pub(crate) paused: Option<u64>,
-    /// Whether it has waited so long that it goes ahead of sequences that have not.
+    /// Whether it has waited longer than its priority allows, and so goes first.
     pub(crate) aged: bool,
     /// Whether its admission has been reported.
     pub(crate) admitted: bool,
     /// How often a later request was admitted ahead of it.
     pub(crate) bypassed: u32,
-    /// Whether the first choice of its request computes the prompt for it.
+    /// Whether it waits for the first choice of its request to compute their common prompt.
     pub(crate) follows: bool,
+    /// Looks for the request's stop strings.
     pub(crate) matcher: StopMatcher,
     /// Log-probabilities of the tokens that the matcher holds back.
     pub(crate) held_logprobs: VecDeque<TokenLogprobs>,

@@ -81,7 +81,8 @@ impl StatePool {
             Some(from) if from == to => self.empty(to),
             Some(from) => {
                 self.clock += 1;
-                let (saved, used) = (&mut self.slots[from as usize].saved, self.clock);
+                let saved = &mut self.slots[from as usize].saved;
+                let used = self.clock;
                 saved.iter_mut().for_each(|saved| (saved.passing, saved.used) = (false, used));
                 self.copies.push((from, to));
             }

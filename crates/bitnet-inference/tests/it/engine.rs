@@ -515,7 +515,7 @@ fn a_full_queue_refuses_or_waits_as_requested() {
 fn a_stream_gives_tokens_in_order_and_then_its_end() {
     use futures_core::Stream;
     let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
-    let mut stream = engine.submit(Request::new([1, 2], greedy(50))).unwrap().into_stream();
+    let mut stream = engine.submit(Request::new([1, 2], greedy(50))).unwrap();
     std::thread::sleep(Duration::from_millis(50)); // long enough to fill a mailbox of four
     let updates = block_on(async {
         let mut updates = Vec::new();
@@ -543,6 +543,29 @@ fn a_reader_that_stops_reading_pauses_its_request_and_fails_in_the_end() {
     assert_eq!(tokens(awake), alone(&[3], &greedy(100)));
     idle(&engine);
     assert_eq!(asleep.wait(), Err(RequestError::SlowReader));
+}
+
+#[test]
+fn a_batch_reads_all_its_answers_as_they_come() {
+    // Read one after the other, the second answer would stay unread for 1.5 seconds.
+    let config = EngineConfig { mailbox: 4, slow_reader_timeout: Duration::from_secs(1), ..config() };
+    let (engine, _) = slow_engine(config, Duration::from_millis(10));
+    let batch = [1, 2, 3].map(|token| (vec![token], greedy(150)));
+    let results = bitnet_inference::names::process_batch(&engine, &batch);
+    for (result, (prompt, config)) in results.into_iter().zip(&batch) {
+        assert_eq!(result, Ok(alone(prompt, config)));
+    }
+}
+
+#[test]
+fn requests_submitted_in_turn_pause_when_their_caller_has_them_and_does_not_read() {
+    let config = EngineConfig { mailbox: 4, slow_reader_timeout: Duration::from_millis(50), ..config() };
+    let (engine, _) = engine(config);
+    let unread = engine.submit_all(vec![Request::new([1, 2], greedy(400))]).unwrap();
+    until(|| engine.metrics().snapshot().get(Counter::Failed) == 1);
+    for handle in unread {
+        assert_eq!(handle.wait(), Err(RequestError::SlowReader));
+    }
 }
 
 #[test]

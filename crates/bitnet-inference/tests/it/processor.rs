@@ -1,17 +1,18 @@
 //! Many generators that generate one token at a time, in one batch.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use bitnet_inference::generation::{
     AutoregressiveGenerator, BatchHandle, BatchProcessor, BatchQueue, BatchRequest, InvalidBatching,
     QueueError,
 };
-use bitnet_inference::sim::Oracle;
+use bitnet_inference::sim::{Counts, Oracle};
 use bitnet_inference::{
-    End, FinishReason, GenerationConfig, GenerationError, RequestError, StartError, TokenText, Update,
-    metrics::{Counter, Measure},
+    End, EngineConfig, FinishReason, GenerationConfig, GenerationError, RequestError, StartError, TokenText,
+    Update,
+    metrics::{Counter, Distribution, Measure},
     names::{PaddedBatch, blocking},
 };
 use bitnet_model::ForwardError;
@@ -20,6 +21,8 @@ use crossbeam_channel::{Receiver, bounded};
 use crate::support::*;
 
 const WAIT: Duration = Duration::from_millis(40);
+/// Longer than any test.
+const HOUR: Duration = Duration::from_secs(3600);
 
 type Answer = Receiver<Result<Option<u32>, GenerationError>>;
 
@@ -43,43 +46,166 @@ fn a_maximum_batch_size_of_0_is_refused() {
     assert_eq!(BatchProcessor::new(0, WAIT).err(), Some(InvalidBatching));
 }
 
+/// A processor on an engine of eight places.
+fn processing(max_batch: usize, wait: Duration, capacity: usize) -> (BatchHandle, Arc<Counts>) {
+    let processor = BatchProcessor::with_capacity(max_batch, wait, capacity).unwrap();
+    let (engine, counts) = engine(config());
+    (processor.start_processing(Arc::new(engine)).unwrap(), counts)
+}
+
+fn batch_sizes(batching: &BatchHandle) -> Distribution {
+    *batching.engine.metrics().snapshot().measure(Measure::BatchSize)
+}
+
+fn first(token: u32) -> Result<Option<u32>, GenerationError> {
+    Ok(alone(&[token], &greedy(1)).first().copied())
+}
+
 #[test]
 fn a_full_batch_starts_immediately_and_never_exceeds_the_maximum() {
-    let processor = BatchProcessor::new(3, Duration::from_secs(60)).unwrap();
-    let _answers = fill(&processor.queue(), 7);
-    let start = Instant::now();
-    assert_eq!(processor.collect_batch().unwrap().len(), 3);
-    assert_eq!(processor.collect_batch().unwrap().len(), 3);
-    assert!(start.elapsed() < Duration::from_secs(10));
+    let (batching, _) = processing(3, HOUR, 9);
+    let answers = fill(&batching.queue, 7);
+    for (token, answer) in answers[..6].iter().enumerate() {
+        assert_eq!(answer.recv().unwrap(), first(token as u32));
+    }
+    let sizes = batch_sizes(&batching);
+    assert_eq!((sizes.count, sizes.sum, sizes.max), (2, 6.0, 3.0));
+    assert_eq!(batching.queue.waiting(), 1, "the seventh waits for two others");
+    assert!(answers[6].is_empty());
 }
 
 #[test]
 fn the_wait_of_a_partial_batch_counts_from_its_first_request() {
-    let processor = BatchProcessor::new(3, WAIT).unwrap();
-    let _answers = fill(&processor.queue(), 2);
+    let (batching, _) = processing(3, WAIT, 9);
     let start = Instant::now();
-    assert_eq!(processor.collect_batch().unwrap().len(), 2);
-    assert!(start.elapsed() >= WAIT / 2, "{:?}", start.elapsed());
-    let _answers = fill(&processor.queue(), 2);
-    std::thread::sleep(WAIT);
-    let start = Instant::now();
-    assert_eq!(
-        processor.collect_batch().unwrap().len(),
-        2,
-        "what is there is taken even when the time is over"
-    );
-    assert!(start.elapsed() < WAIT, "the first has waited already");
+    let answers = fill(&batching.queue, 2);
+    assert_eq!(answers[0].recv().unwrap(), first(0));
+    assert!(start.elapsed() >= WAIT, "{:?}", start.elapsed());
+    assert_eq!(answers[1].recv().unwrap(), first(1));
+    let sizes = batch_sizes(&batching);
+    assert_eq!((sizes.count, sizes.max), (1, 2.0), "both in one step");
+    let (batching, _) = processing(3, Duration::from_secs(1), 9);
+    let (request, answer) = request(0);
+    let earlier = request.submitted_at.checked_sub(Duration::from_secs(1)).unwrap();
+    batching.queue.submit(BatchRequest { submitted_at: earlier, ..request }).unwrap();
+    assert_eq!(answer.recv().unwrap(), first(0), "it has waited already");
 }
 
 #[test]
 fn a_full_queue_is_reported() {
-    let processor = BatchProcessor::with_capacity(4, WAIT, 2).unwrap();
-    let queue = processor.queue();
+    let (batching, _) = processing(4, HOUR, 2);
+    let queue = batching.queue.clone();
     let _answers = fill(&queue, 2);
     assert_eq!(queue.try_submit(request(1).0), Err(QueueError::Full));
     assert_eq!(queue.submit_timeout(request(1).0, Duration::from_millis(5)), Err(QueueError::Full));
-    drop(processor);
+    assert_eq!((queue.waiting(), batching.engine.queue().sequences), (2, 2), "one queue");
+    drop(batching);
     assert_eq!(queue.submit(request(1).0), Err(QueueError::Stopped));
+}
+
+#[test]
+fn a_shutdown_answers_what_waits_for_a_batch_and_refuses_what_waits_for_room() {
+    let (batching, _) = processing(2, HOUR, 1);
+    let answers = fill(&batching.queue, 1);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| batching.queue.submit_timeout(request(1).0, HOUR));
+        batching.engine.shutdown(Duration::MAX);
+        assert_eq!(waiting.join().unwrap(), Err(QueueError::Stopped));
+    });
+    assert_eq!(answers[0].recv().unwrap(), first(0));
+}
+
+#[test]
+fn a_submitter_waits_for_room_and_gets_in() {
+    let (batching, _) = processing(1, HOUR, 1);
+    for (token, answer) in fill(&batching.queue, 30).into_iter().enumerate() {
+        assert_eq!(answer.recv().unwrap(), first(token as u32));
+    }
+    assert_eq!(batch_sizes(&batching).max, 1.0);
+}
+
+#[test]
+fn an_invalid_request_gets_its_error_and_disturbs_no_batch() {
+    let (batching, _) = processing(2, HOUR, 9);
+    let (wrong, refused) = request(VOCAB as u32);
+    batching.queue.submit(wrong).unwrap();
+    assert!(matches!(refused.recv().unwrap(), Err(GenerationError::Submit(_))));
+    assert_eq!(batching.queue.waiting(), 0);
+    for (token, answer) in fill(&batching.queue, 2).into_iter().enumerate() {
+        assert_eq!(answer.recv().unwrap(), first(token as u32));
+    }
+}
+
+/// Takes the tokens of a text, waiting at `barrier` after the first `before`.
+fn text_with_a_pause(batching: &BatchHandle, prompt: u32, before: usize, barrier: &Barrier) -> Vec<u32> {
+    let generator = AutoregressiveGenerator::new(batching.clone(), greedy(40));
+    let mut text = vec![prompt];
+    while text.len() <= 40 {
+        if text.len() == 1 + before {
+            barrier.wait();
+        }
+        let step = text.len() - 1;
+        text.push(generator.generate_token_batched(&text, step).unwrap().unwrap());
+    }
+    text.split_off(1)
+}
+
+#[test]
+fn two_texts_read_token_by_token_are_computed_two_at_a_time() {
+    // Each token waits for the other text's next one, however long that takes.
+    let (batching, counts) = processing(2, HOUR, 9);
+    let barrier = Barrier::new(2);
+    let texts = std::thread::scope(|scope| {
+        let texts = [(1, 1), (2, 0)].map(|(prompt, before)| {
+            let (batching, barrier) = (&batching, &barrier);
+            scope.spawn(move || text_with_a_pause(batching, prompt, before, barrier))
+        });
+        texts.map(|text| text.join().unwrap())
+    });
+    assert_eq!(texts, [1, 2].map(|prompt| alone(&[prompt], &greedy(40))));
+    let sizes = batch_sizes(&batching);
+    assert_eq!((sizes.sum, sizes.max), (80.0, 2.0));
+    // The first text is one or two tokens ahead, and the second one ends as much later.
+    assert!((41..=42).contains(&sizes.count), "{} steps", sizes.count);
+    assert_eq!(counts.widest.load(Relaxed), 2);
+    assert_eq!(batching.engine.metrics().snapshot().get(Counter::Requests), 2, "each text is one request");
+}
+
+#[test]
+fn a_text_whose_reader_is_slow_delays_the_others_by_the_wait_and_no_longer() {
+    let wait = Duration::from_millis(5);
+    let (batching, _) = processing(2, wait, 9);
+    let slow = AutoregressiveGenerator::new(batching.clone(), greedy(40));
+    let next = slow.generate_token_batched(&[1], 0).unwrap().unwrap();
+    let start = Instant::now();
+    let fast = AutoregressiveGenerator::new(batching.clone(), greedy(40));
+    assert_eq!(by_tokens(&fast, &[2], 40, true), alone(&[2], &greedy(40)));
+    assert!(start.elapsed() >= 39 * wait, "each token has waited for the other text: {:?}", start.elapsed());
+    let sizes = batch_sizes(&batching);
+    assert!(
+        sizes.sum - (sizes.count as f64) <= 1.0,
+        "the slow text is one token ahead of its reader: {sizes:?}"
+    );
+    assert_eq!(slow.generate_token_batched(&[1, next], 1), Ok(Some(alone(&[1], &greedy(2))[1])));
+}
+
+#[test]
+fn a_text_that_is_not_read_for_long_is_let_go_and_continues_when_it_is_read() {
+    let config = EngineConfig { slow_reader_timeout: Duration::from_millis(5), ..config() };
+    let (engine, _) = engine(config);
+    let batching = BatchProcessor::new(2, HOUR).unwrap().start_processing(Arc::new(engine)).unwrap();
+    let generator = AutoregressiveGenerator::new(batching.clone(), greedy(20));
+    let mut text = vec![3];
+    for step in 0..20 {
+        if step % 6 == 2 {
+            let failed = || batching.engine.metrics().snapshot().get(Counter::Failed);
+            let before = failed();
+            until(|| failed() > before);
+        }
+        text.push(generator.generate_token_batched(&text, step).unwrap().unwrap());
+    }
+    assert_eq!(text[1..], alone(&[3], &greedy(20)));
+    assert_eq!(batching.engine.queue().sequences, 0);
 }
 
 /// Continues a text token by token.
@@ -112,7 +238,7 @@ fn configs() -> Vec<GenerationConfig> {
     (0..6).map(sampled).collect()
 }
 
-fn running() -> (BatchHandle, Arc<bitnet_inference::sim::Counts>) {
+fn running() -> (BatchHandle, Arc<Counts>) {
     let (engine, counts) = engine(config());
     (
         BatchProcessor::new(6, Duration::from_millis(20))
@@ -215,12 +341,9 @@ fn a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_it_ca
 
 #[test]
 fn a_reply_that_nobody_waits_for_costs_the_others_nothing() {
-    let processor = BatchProcessor::new(4, WAIT).unwrap();
-    let mut answers = fill(&processor.queue(), 4);
+    let (batching, _) = processing(4, WAIT, 9);
+    let mut answers = fill(&batching.queue, 4);
     drop(answers.remove(1));
-    let (engine, _) = engine(config());
-    let batching = processor.start_processing(Arc::new(engine)).unwrap();
-    let first = |token: u32| Ok(alone(&[token], &greedy(1)).first().copied());
     for (token, answer) in [0, 2, 3].into_iter().zip(answers) {
         assert_eq!(answer.recv().unwrap(), first(token));
     }
@@ -300,25 +423,26 @@ fn an_error_reaches_everyone_it_concerns_and_the_next_batch_is_served() {
         left -= usize::from(failing);
         if failing { Err(planted()) } else { Ok(oracle(batch)) }
     };
-    let processor = BatchProcessor::new(4, WAIT).unwrap();
-    let answers = fill(&processor.queue(), 4);
+    let processor = BatchProcessor::new(4, HOUR).unwrap();
     let batching = processor.start_processing_with(VOCAB, CONTEXT, forward).unwrap();
+    let answers = fill(&batching.queue, 4);
     for answer in answers {
         assert_eq!(answer.recv().unwrap(), Err(RequestError::Forward(planted()).into()));
     }
     let (request, answer) = request(20);
     batching.queue.submit(request).unwrap();
+    drop(batching);
     assert_eq!(answer.recv().unwrap(), Ok(Some(alone(&[20], &greedy(1))[0])));
 }
 
 #[test]
 fn dropping_the_last_handle_answers_what_is_pending_and_stops() {
-    let processor = BatchProcessor::new(4, WAIT).unwrap();
-    let answers = fill(&processor.queue(), 10);
-    let (engine, _) = engine(config());
-    let (engine, queue) = (Arc::new(engine), processor.queue());
-    drop(processor.start_processing(Arc::clone(&engine)).unwrap());
-    assert_eq!(Arc::strong_count(&engine), 1, "the thread is joined");
+    let (batching, _) = processing(4, HOUR, 16);
+    let answers = fill(&batching.queue, 10);
+    let (engine, queue) = (Arc::clone(&batching.engine), batching.queue.clone());
+    drop(batching);
+    assert_eq!(Arc::strong_count(&engine), 1, "nothing else uses it");
+    assert!(answers.iter().all(|answer| !answer.is_empty()), "all are answered by then");
     assert_eq!(queue.submit(request(1).0), Err(QueueError::Stopped));
     for (i, answer) in answers.into_iter().enumerate() {
         assert_eq!(
@@ -330,10 +454,8 @@ fn dropping_the_last_handle_answers_what_is_pending_and_stops() {
 
 #[test]
 fn a_waiting_batch_starts_when_no_request_can_arrive() {
-    let processor = BatchProcessor::new(4, Duration::from_secs(3600)).unwrap();
-    let (queue, (engine, _)) = (processor.queue(), engine(config()));
-    let handle = processor.start_processing(Arc::new(engine)).unwrap();
-    let answers = fill(&queue, 3);
+    let (handle, _) = processing(4, HOUR, 9);
+    let answers = fill(&handle.queue, 3);
     drop(handle.clone());
     assert!(answers[0].is_empty(), "another handle is there, and the batch is not full");
     drop(handle);
@@ -410,11 +532,9 @@ fn a_step_without_end_is_refused_like_any_that_is_too_far() {
 
 #[test]
 fn a_batch_without_a_time_limit_waits_until_it_is_full_or_nobody_can_submit() {
-    let processor = BatchProcessor::new(2, Duration::MAX).unwrap();
-    let _answers = fill(&processor.queue(), 2);
-    assert_eq!(processor.collect_batch().unwrap().len(), 2);
-    let (engine, _) = engine(config());
-    let answers = fill(&processor.queue(), 1);
-    drop(processor.start_processing(Arc::new(engine)).unwrap());
+    let (batching, _) = processing(2, Duration::MAX, 9);
+    assert!(fill(&batching.queue, 2).iter().all(|answer| answer.recv().unwrap().is_ok()));
+    let answers = fill(&batching.queue, 1);
+    drop(batching);
     assert!(answers[0].recv().unwrap().is_ok());
 }

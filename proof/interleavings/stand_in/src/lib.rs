@@ -1,7 +1,8 @@
 //! What the modelled sources take from `std`, under the same names.
 
 pub use std::{
-    any, cell, collections, fmt, future, mem, ops, option, panic, primitive, result, string, task, time, vec,
+    any, cell, collections, fmt, future, mem, ops, option, panic, pin, primitive, result, string, task, time,
+    vec,
 };
 
 pub use shuttle::{hint, thread};

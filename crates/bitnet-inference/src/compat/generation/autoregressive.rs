@@ -8,15 +8,15 @@ use parking_lot::Mutex;
 use super::super::batches;
 use super::batch_processor::{BatchHandle, one_token};
 use crate::engine::{RequestHandle, Update};
-use crate::request::{GenerationConfig, GenerationError, Request, SubmitError};
+use crate::request::{GenerationConfig, GenerationError, Request, RequestError, SubmitError};
 use crate::sample::fresh_seed;
 
 /// Continues texts. Generators on the same engine share its steps.
 pub struct AutoregressiveGenerator {
+    /// The text that was last generated token by token. Dropped before the handle, which waits until all texts have ended.
+    text: Mutex<Option<Text>>,
     batching: BatchHandle,
     config: GenerationConfig,
-    /// The text that was last generated token by token.
-    text: Mutex<Option<Text>>,
 }
 
 /// A text that is read a token at a time.
@@ -49,8 +49,9 @@ impl AutoregressiveGenerator {
 
     /// Returns the token after `tokens`, of which the last `step` were generated, or `None` if the text ends here.
     ///
-    /// A single request computes the whole text, in the same steps as other generators' texts, and each call reads
-    /// the next token. A call with any text other than the last one plus its answer starts a new request.
+    /// The text is one request in the processor's queue. Whenever its last token has been read, the next one waits there
+    /// for those of other generators, and is computed in one step with them. A call with any text other than the last
+    /// one plus its answer starts a new request.
     pub fn generate_token_batched(
         &self,
         tokens: &[u32],
@@ -61,7 +62,14 @@ impl AutoregressiveGenerator {
             Some(text) => text,
             None => self.begin(tokens, step)?,
         };
-        let token = text.next()?;
+        let token = match text.next() {
+            // It has not been read for so long that the engine has let it go.
+            Err(GenerationError::Request(RequestError::SlowReader)) => {
+                text = self.begin(tokens, step)?;
+                text.next()
+            }
+            token => token,
+        }?;
         *self.text.lock() = Some(text);
         Ok(token)
     }
@@ -74,15 +82,14 @@ impl AutoregressiveGenerator {
 
     fn begin(&self, tokens: &[u32], generated: usize) -> Result<Text, GenerationError> {
         let request = Request { generated, ..Request::new(tokens, self.config.clone()) };
-        let request = batches::new_tokens(&self.batching.engine, request)?;
-        let mut handles = self.batching.engine.submit_all(vec![request])?;
-        let request = handles.pop().expect("one request gives one handle");
+        let request = batches::new_tokens(self.batching.engine.submitter(), request)?;
+        let request = self.batching.queue.text(request)?;
         Ok(Text { request, tokens: tokens.to_vec(), generated, ended: false })
     }
 
     fn new_tokens(&self, request: Request) -> Result<Vec<u32>, GenerationError> {
         let engine = &self.batching.engine;
-        batches::tokens(engine.submit(batches::new_tokens(engine, request)?)?)
+        Ok(batches::only_choice(engine.submit(batches::new_tokens(engine.submitter(), request)?)?.wait()?))
     }
 }
 

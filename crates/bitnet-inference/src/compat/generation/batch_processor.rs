@@ -1,20 +1,21 @@
-//! Collects requests for single tokens into batches.
+//! Requests for single tokens, computed in batches by the engine that serves everything else.
 //! A batch starts when it is full, or when its first request has waited long enough.
 
-use std::convert::Infallible;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread::JoinHandle;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bitnet_model::ForwardError;
-use crossbeam_channel::{Receiver, SendTimeoutError, Sender, TrySendError, at, bounded, never, select};
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
 
 use super::super::batches;
 use super::super::padded_batch::PaddedBatch;
 use super::super::stateless_forward::StatelessForward;
-use crate::engine::{Engine, EngineConfig, StartError};
-use crate::request::{GenerationConfig, GenerationError, Request};
+use crate::engine::{Batcher, Engine, EngineConfig, RequestHandle, StartError, Submitter};
+use crate::request::{GenerationConfig, GenerationError, Request, SubmitError};
 
 /// Maximum number of sequences in one call of a function.
 const MAX_SEQUENCES: usize = 1024;
@@ -28,9 +29,10 @@ pub struct BatchRequest {
     pub step: usize,
     /// How to draw the token.
     pub config: GenerationConfig,
-    /// Receives the token once, or `None` if the text ends here.
+    /// Receives the token once, or `None` if the text ends here. The channel must have room for it: the engine does not
+    /// wait for its receiver.
     pub reply: Sender<Result<Option<u32>, GenerationError>>,
-    /// Time of submission.
+    /// Time of submission, from which the wait for a full batch counts.
     pub submitted_at: Instant,
 }
 
@@ -51,47 +53,44 @@ pub enum QueueError {
     Stopped,
 }
 
-/// Collects single-token requests of many generators into batches, and computes each batch in one step.
-#[derive(Debug)]
+/// Lets single-token requests of many generators wait for each other, so that each batch is computed in one step. It is a
+/// part of an engine's own queue: it has no thread and no queue of its own.
+#[derive(Debug, Clone, Copy)]
 pub struct BatchProcessor {
     max_batch_size: usize,
     max_wait_time: Duration,
-    requests: Receiver<BatchRequest>,
-    queue: BatchQueue,
+    capacity: usize,
 }
 
 /// The submitting side of a [`BatchProcessor`]; it can be cloned.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct BatchQueue {
-    requests: Sender<BatchRequest>,
-    stopped: Arc<AtomicBool>,
+    submitter: Submitter,
+    batcher: Arc<Batcher>,
 }
 
-/// A handle on a running processor: its queue and its engine. Dropping the last handle closes the queue, waits until
-/// all pending requests are answered, and joins the thread.
+/// A handle on a running processor: its queue and its engine. Dropping the last handle closes the queue and waits until
+/// all pending requests are answered.
 #[derive(Debug, Clone)]
 pub struct BatchHandle {
+    /// Dropped before the engine, which answers what is pending.
+    _open: Arc<Open>,
     /// The queue. A clone can outlive the handles; it then returns [`QueueError::Stopped`].
     pub queue: BatchQueue,
     /// The engine.
     pub engine: Arc<Engine>,
-    _thread: Arc<Running>,
 }
 
+/// Closes a queue when the last handle is dropped.
 #[derive(Debug)]
-struct Running {
-    stopped: Arc<AtomicBool>,
-    /// Dropped to tell the thread to stop.
-    open: Option<Sender<Infallible>>,
-    thread: Option<JoinHandle<()>>,
-}
+struct Open(BatchQueue);
 
-impl Drop for Running {
+impl Drop for Open {
     fn drop(&mut self) {
-        self.stopped.store(true, SeqCst);
-        self.open = None;
-        // If it panicked, the waiting callers have already got an error.
-        let _ = self.thread.take().map(JoinHandle::join);
+        let BatchQueue { submitter, batcher } = &self.0;
+        batcher.close();
+        submitter.start_batches();
+        batcher.finish();
     }
 }
 
@@ -102,7 +101,7 @@ impl BatchProcessor {
         Self::with_capacity(max_batch_size, max_wait_time, max_batch_size.saturating_mul(4))
     }
 
-    /// As [`BatchProcessor::new`], with a queue of `capacity`.
+    /// Like [`BatchProcessor::new`], with a queue of `capacity`.
     pub fn with_capacity(
         max_batch_size: usize,
         max_wait_time: Duration,
@@ -111,20 +110,7 @@ impl BatchProcessor {
         if max_batch_size == 0 {
             return Err(InvalidBatching);
         }
-        let (sender, requests) = bounded(capacity.clamp(1, 1 << 16));
-        let queue = BatchQueue { requests: sender, stopped: Arc::default() };
-        Ok(BatchProcessor { max_batch_size, max_wait_time, requests, queue })
-    }
-
-    /// The queue, for submitting requests.
-    pub fn queue(&self) -> BatchQueue {
-        self.queue.clone()
-    }
-
-    /// Waits for a request, then collects more until the batch is full or the first has waited long enough. Returns
-    /// `None` when no one can submit any more.
-    pub fn collect_batch(&self) -> Option<Vec<BatchRequest>> {
-        collect(&self.requests, &never(), self.max_batch_size, self.max_wait_time)
+        Ok(BatchProcessor { max_batch_size, max_wait_time, capacity: capacity.clamp(1, 1 << 16) })
     }
 
     /// Computes one token for each request, all in the same step, and replies to each. A failure affects only its
@@ -135,39 +121,31 @@ impl BatchProcessor {
             replies.push(b.reply);
             one_token(b.tokens, b.step, b.config)
         });
-        let handles = batches::submit_valid(engine, requests);
-        for (reply, handle) in replies.into_iter().zip(handles) {
-            let token = handle.and_then(batches::tokens).map(|tokens| tokens.first().copied());
+        let requests = requests.collect();
+        let tokens = crate::engine::block_on(batches::new_tokens_of(engine, requests));
+        for (reply, tokens) in replies.into_iter().zip(tokens) {
             // An error means that no one waits for the token any more.
-            let _ = reply.send(token);
+            let _ = reply.send(tokens.map(|tokens| tokens.first().copied()));
         }
     }
 
-    /// Processes batches on a new thread until the last handle is dropped; requests submitted before that are
-    /// answered. The engine computes both batches and single tokens, so they cannot differ.
+    /// Opens the queue on an engine, which computes batches beside its other requests. The engine computes both batches
+    /// and single tokens, so they cannot differ.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// Never at present.
     pub fn start_processing(self, engine: Arc<Engine>) -> Result<BatchHandle, StartError> {
-        let BatchProcessor { max_batch_size, max_wait_time, requests, queue } = self;
-        let (on, (open, closed)) = (Arc::clone(&engine), bounded(0));
-        let work = move || {
-            while let Some(batch) = collect(&requests, &closed, max_batch_size, max_wait_time) {
-                Self::process_batch(&on, batch);
-            }
-        };
-        let thread = std::thread::Builder::new().name("bitnet-batches".into()).spawn(work);
-        let thread = thread.map_err(|e| StartError::Thread { message: e.to_string() })?;
-        let stopped = Arc::clone(&queue.stopped);
-        let running = Running { stopped, open: Some(open), thread: Some(thread) };
-        Ok(BatchHandle { queue, engine, _thread: Arc::new(running) })
+        let BatchProcessor { max_batch_size, max_wait_time, capacity } = self;
+        let batcher = Arc::new(Batcher::new(max_batch_size, max_wait_time, capacity));
+        let queue = BatchQueue { submitter: engine.submitter().clone(), batcher };
+        Ok(BatchHandle { _open: Arc::new(Open(queue.clone())), queue, engine })
     }
 
-    /// As [`BatchProcessor::start_processing`], on a new engine that computes with `forward`, which maps a batch of
+    /// Like [`BatchProcessor::start_processing`], on a new engine that computes with `forward`, which maps a batch of
     /// at most 1,024 sequences to the logits after each. [`crate::names::blocking`] makes one from an async function.
     ///
     /// # Errors
-    /// If the vocabulary or the context is 0 or too large, or a thread cannot be started.
+    /// If the vocabulary or the context is 0 or too large, or the engine's threads cannot be started.
     pub fn start_processing_with<F>(
         self,
         vocab: usize,
@@ -184,34 +162,6 @@ impl BatchProcessor {
     }
 }
 
-/// The next batch, or `None` when nothing is left and `closed` is disconnected or the queue has no senders.
-fn collect(
-    requests: &Receiver<BatchRequest>,
-    closed: &Receiver<Infallible>,
-    most: usize,
-    wait: Duration,
-) -> Option<Vec<BatchRequest>> {
-    let next = |deadline: &Receiver<Instant>| {
-        // Requests that are already there need no waiting, even after the deadline.
-        requests.try_recv().ok().or_else(|| {
-            select! {
-                recv(requests) -> request => request.ok(),
-                recv(closed) -> _ => requests.try_recv().ok(),
-                recv(deadline) -> _ => None,
-            }
-        })
-    };
-    let first = next(&never())?;
-    let deadline = first.submitted_at.checked_add(wait).map_or(never(), at);
-    let mut batch = vec![first];
-    while batch.len() < most
-        && let Some(request) = next(&deadline)
-    {
-        batch.push(request);
-    }
-    Some(batch)
-}
-
 /// A request for the token after `tokens`, of which the last `step` were generated. The caller, who sees the whole
 /// text, looks for stop strings.
 pub(super) fn one_token(tokens: Vec<u32>, step: usize, config: GenerationConfig) -> Request {
@@ -226,28 +176,84 @@ pub(super) fn one_token(tokens: Vec<u32>, step: usize, config: GenerationConfig)
 }
 
 impl BatchQueue {
-    fn open(&self) -> Result<&Sender<BatchRequest>, QueueError> {
-        if self.stopped.load(SeqCst) { Err(QueueError::Stopped) } else { Ok(&self.requests) }
+    /// Number of requests that wait for a batch: new ones, not texts that are read token by token.
+    pub fn waiting(&self) -> usize {
+        self.batcher.queued()
     }
 
     /// Submits a request, waiting for room.
     pub fn submit(&self, request: BatchRequest) -> Result<(), QueueError> {
-        self.open()?.send(request).map_err(|_| QueueError::Stopped)
+        self.submit_until(request, None)
     }
 
     /// Submits a request if there is room.
     pub fn try_submit(&self, request: BatchRequest) -> Result<(), QueueError> {
-        self.open()?.try_send(request).map_err(|error| match error {
-            TrySendError::Full(_) => QueueError::Full,
-            TrySendError::Disconnected(_) => QueueError::Stopped,
-        })
+        self.submit_timeout(request, Duration::ZERO)
     }
 
     /// Submits a request, waiting at most `timeout` for room.
     pub fn submit_timeout(&self, request: BatchRequest, timeout: Duration) -> Result<(), QueueError> {
-        self.open()?.send_timeout(request, timeout).map_err(|error| match error {
-            SendTimeoutError::Timeout(_) => QueueError::Full,
-            SendTimeoutError::Disconnected(_) => QueueError::Stopped,
-        })
+        self.submit_until(request, Instant::now().checked_add(timeout))
+    }
+
+    /// Submits a text, of which a token is computed whenever the one before has been read.
+    pub(super) fn text(&self, request: Request) -> Result<RequestHandle, SubmitError> {
+        self.submitter.batched(&self.batcher, request, Instant::now(), None)
+    }
+
+    fn submit_until(&self, request: BatchRequest, deadline: Option<Instant>) -> Result<(), QueueError> {
+        let BatchRequest { tokens, step, config, reply, submitted_at } = request;
+        let request = match batches::new_tokens(&self.submitter, one_token(tokens, step, config)) {
+            Ok(request) => request,
+            Err(error) => return Ok(answer(&reply, Err(error.into()))),
+        };
+        match self.submitter.batched(&self.batcher, request, submitted_at, deadline) {
+            Ok(handle) => {
+                reply_with(handle, reply);
+                Ok(())
+            }
+            Err(SubmitError::QueueFull { .. } | SubmitError::BacklogFull { .. }) => Err(QueueError::Full),
+            Err(SubmitError::Draining | SubmitError::Stopped | SubmitError::Lost(_)) => {
+                Err(QueueError::Stopped)
+            }
+            Err(error) => Ok(answer(&reply, Err(error.into()))),
+        }
+    }
+}
+
+impl fmt::Debug for BatchQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BatchQueue").field("waiting", &self.waiting()).finish_non_exhaustive()
+    }
+}
+
+type Reply = Sender<Result<Option<u32>, GenerationError>>;
+
+/// Replies once, without waiting: an error means that no one waits for the token any more.
+fn answer(reply: &Reply, token: Result<Option<u32>, GenerationError>) {
+    let _ = reply.try_send(token);
+}
+
+/// Replies when the token has been computed, on the thread that computed it.
+fn reply_with(handle: RequestHandle, reply: Reply) {
+    let task = async move {
+        let token = handle.wait_async().await.map(|done| batches::only_choice(done).first().copied());
+        answer(&reply, token.map_err(GenerationError::from));
+    };
+    Arc::new(Task(Mutex::new(Some(Box::pin(task))))).wake();
+}
+
+/// A future that is polled by whoever wakes it; it never blocks.
+struct Task(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let waker = Waker::from(Arc::clone(&self));
+        let mut future = self.0.lock();
+        if let Some(running) = &mut *future
+            && let Poll::Ready(()) = running.as_mut().poll(&mut Context::from_waker(&waker))
+        {
+            *future = None;
+        }
     }
 }

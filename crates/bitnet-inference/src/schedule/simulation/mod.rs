@@ -19,8 +19,8 @@ use bitnet_model::{Batch, ForwardError, Limits};
 
 use super::*;
 use crate::engine::{Stepper, panic_message};
-use crate::request::{FinishReason, GenerationConfig, Output, Priority, RequestError, SampleError};
-use crate::sample::{Draw, Sampler, Scan, TokenText};
+use crate::request::{FinishReason, GenerationConfig, Output, Priority, Request, RequestError, SampleError};
+use crate::sample::{Draw, Sampler, Scan, StopMatcher, TokenText};
 use crate::sim::{HashModel, Hook, Oracle, mix};
 use faults::Planted;
 

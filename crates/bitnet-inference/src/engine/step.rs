@@ -1,0 +1,165 @@
+//! The loop that computes tokens: plan, compute, commit, deliver.
+//! The engine's thread, `generate` and the benchmarks run it, each with its own [`Reader`].
+
+use std::time::{Duration, Instant};
+
+use super::stepper::{StepTimes, Stepper};
+use crate::schedule::{Plan, Scheduler, StepOutcome};
+
+/// A scheduler and the model that computes its plans. A steady step allocates no memory.
+#[derive(Debug)]
+pub struct StepLoop<'m> {
+    /// Decides what each step computes.
+    pub scheduler: Scheduler,
+    /// Computes it.
+    pub stepper: Stepper<'m>,
+    plan: Plan,
+    outcome: StepOutcome,
+    /// Number of steps so far.
+    steps: u64,
+    /// Tokens drawn in the last step.
+    drawn: usize,
+    /// Microseconds that the last step was predicted to take.
+    predicted: Option<f64>,
+    /// Times of the last step's parts.
+    times: StepTimes,
+    start: Instant,
+    /// End of the last part.
+    lap: Instant,
+}
+
+/// Receives what the steps of a [`StepLoop`] produce.
+pub trait Reader {
+    /// A step is about to be computed.
+    fn begin(&mut self, step: u64, plan: &Plan) {
+        let _ = (step, plan);
+    }
+
+    /// A step has been committed; its events follow.
+    fn committed(&mut self, steps: &StepLoop<'_>) {
+        let _ = steps;
+    }
+
+    /// Takes all events of the scheduler, and the rows that the stepper keeps for them.
+    fn deliver(&mut self, scheduler: &mut Scheduler, stepper: &mut Stepper<'_>);
+}
+
+impl<'m> StepLoop<'m> {
+    /// A loop that has computed nothing.
+    pub fn new(scheduler: Scheduler, stepper: Stepper<'m>) -> Self {
+        StepLoop {
+            scheduler,
+            stepper,
+            plan: Plan::default(),
+            outcome: StepOutcome::default(),
+            steps: 0,
+            drawn: 0,
+            predicted: None,
+            times: StepTimes::default(),
+            start: Instant::now(),
+            lap: Instant::now(),
+        }
+    }
+
+    /// Runs a step; returns false if there is nothing to compute.
+    pub fn step(&mut self, reader: &mut impl Reader) -> bool {
+        if !self.plan(reader) {
+            return false;
+        }
+        self.compute();
+        self.commit(reader);
+        self.deliver(reader);
+        true
+    }
+
+    fn plan(&mut self, reader: &mut impl Reader) -> bool {
+        self.lap = Instant::now();
+        if !self.scheduler.plan(self.now(), &mut self.plan) {
+            return false;
+        }
+        // Readers learn that a request is admitted before its first step, which may be long.
+        reader.deliver(&mut self.scheduler, &mut self.stepper);
+        reader.begin(self.steps, &self.plan);
+        self.times.plan = self.lap();
+        true
+    }
+
+    fn compute(&mut self) {
+        self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
+        let plan = self.times.plan;
+        let compute = self.lap();
+        self.times = StepTimes { plan, compute, ..self.stepper.times() };
+        self.outcome.micros = compute.as_micros() as u64;
+        self.drawn = self.outcome.drawn.len();
+    }
+
+    fn commit(&mut self, reader: &mut impl Reader) {
+        self.predicted = self.scheduler.pace().model.predict(self.plan.load);
+        self.scheduler.commit(self.now(), &self.plan, &mut self.outcome);
+        self.times.commit = self.lap();
+        self.steps += 1;
+        reader.committed(self);
+    }
+
+    fn deliver(&mut self, reader: &mut impl Reader) {
+        self.lap = Instant::now();
+        reader.deliver(&mut self.scheduler, &mut self.stepper);
+        self.times.deliver = self.lap();
+    }
+
+    /// Time since the end of the last part.
+    fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.lap, now)
+    }
+
+    /// Replaces the scheduler by a new one on an empty cache, because its bookkeeping is not trusted any more.
+    pub(super) fn restart(&mut self) {
+        self.stepper.wanted_logits.clear();
+        self.stepper.scored.clear();
+        self.scheduler = self.scheduler.restarted();
+        self.plan = Plan::default();
+        self.outcome = StepOutcome::default();
+    }
+
+    /// Pretends that this many steps have been computed.
+    #[cfg(test)]
+    pub(super) fn count_to(&mut self, steps: u64) {
+        self.steps = steps;
+    }
+
+    /// Microseconds since the loop was made, the clock of its scheduler.
+    pub fn now(&self) -> u64 {
+        self.start.elapsed().as_micros() as u64
+    }
+
+    /// The time at which [`StepLoop::now`] was 0.
+    pub(super) fn start(&self) -> Instant {
+        self.start
+    }
+
+    /// Number of steps so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The plan of the last step.
+    pub fn last_plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Number of tokens drawn in the last step.
+    pub fn drawn(&self) -> usize {
+        self.drawn
+    }
+
+    /// Microseconds that the last step was predicted to take; `None` before the first steps.
+    pub fn predicted(&self) -> Option<f64> {
+        self.predicted
+    }
+
+    /// Times of the last step's parts.
+    pub fn times(&self) -> StepTimes {
+        self.times
+    }
+}
