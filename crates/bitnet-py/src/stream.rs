@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use bitnet::{Error, PieceStream, Request, Stream as _};
+use bitnet::{Error, Pieces, Request, Stream as _};
 use pyo3::{exceptions::PyStopAsyncIteration, prelude::*, types::PyTuple};
 
 use crate::{
@@ -27,8 +27,8 @@ pub(crate) struct Stream {
 
 enum State {
     /// The request waits for room in the queue.
-    Starting(Pin<Box<dyn Future<Output = Result<PieceStream, Error>> + Send>>),
-    Running(PieceStream),
+    Starting(Pin<Box<dyn Future<Output = Result<Pieces, Error>> + Send>>),
+    Running(Pieces),
     Ended(Answer),
     /// Closed, or failed.
     Closed,
@@ -87,7 +87,7 @@ impl State {
     fn ended(self) -> State {
         let State::Running(pieces) = self else { return State::Closed };
         // Nothing is left to wait for.
-        match pin!(pieces.answer()).poll(&mut Context::from_waker(Waker::noop())) {
+        match pin!(pieces.answer_async()).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(answer)) => State::Ended(answer.into()),
             _ => State::Closed,
         }

@@ -1,10 +1,11 @@
 use std::{
     fmt,
+    future::poll_fn,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
-use bitnet_inference::{FinishReason, RequestHandle, TokenLogprobs, Update};
+use bitnet_inference::{FinishReason, RequestHandle, TokenLogprobs, Update, block_on};
 use bitnet_model::DecodeStream;
 use futures_core::Stream;
 
@@ -34,16 +35,13 @@ impl fmt::Display for Answer {
     }
 }
 
-/// The pieces of an answer as it is generated, as a blocking iterator. Dropping it cancels the request.
+/// The pieces of an answer as it is generated: a blocking iterator, and a [`Stream`] for any executor. Dropping it cancels
+/// the request.
 #[derive(Debug)]
 pub struct Pieces {
     handle: RequestHandle,
     partial: PartialAnswer,
 }
-
-/// The pieces of an answer as it is generated, as a [`Stream`] for any executor. Dropping it cancels the request.
-#[derive(Debug)]
-pub struct PieceStream(pub(crate) Pieces);
 
 /// The part of an answer that has been generated so far.
 #[derive(Debug)]
@@ -69,45 +67,25 @@ impl Pieces {
     ///
     /// # Errors
     /// If the request fails.
-    pub fn answer(mut self) -> Result<Answer, Error> {
-        for piece in self.by_ref() {
+    pub fn answer(self) -> Result<Answer, Error> {
+        block_on(self.answer_async())
+    }
+
+    /// As [`Pieces::answer`], on any executor.
+    ///
+    /// # Errors
+    /// If the request fails.
+    pub async fn answer_async(mut self) -> Result<Answer, Error> {
+        while let Some(piece) = poll_fn(|cx| self.poll_piece(cx)).await {
             piece?;
         }
         Ok(self.partial.answer)
     }
-}
-
-impl Iterator for Pieces {
-    type Item = Result<String, Error>;
-
-    fn next(&mut self) -> Option<Result<String, Error>> {
-        loop {
-            let piece = self.partial.add(self.handle.recv()?);
-            if piece.as_ref().map_or(true, |piece| !piece.is_empty()) {
-                return Some(piece);
-            }
-        }
-    }
-}
-
-impl PieceStream {
-    /// Waits for the end and returns the whole answer, including pieces already taken.
-    ///
-    /// # Errors
-    /// If the request fails.
-    pub async fn answer(mut self) -> Result<Answer, Error> {
-        while let Some(piece) = std::future::poll_fn(|cx| self.poll_piece(cx)).await {
-            piece?;
-        }
-        Ok(self.0.partial.answer)
-    }
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<String, Error>>> {
         loop {
-            let Some(update) = std::task::ready!(self.0.handle.poll_recv(cx)) else {
-                return Poll::Ready(None);
-            };
-            let piece = self.0.partial.add(update);
+            let Some(update) = ready!(self.handle.poll_recv(cx)) else { return Poll::Ready(None) };
+            let piece = self.partial.add(update);
             if piece.as_ref().map_or(true, |piece| !piece.is_empty()) {
                 return Poll::Ready(Some(piece));
             }
@@ -115,7 +93,15 @@ impl PieceStream {
     }
 }
 
-impl Stream for PieceStream {
+impl Iterator for Pieces {
+    type Item = Result<String, Error>;
+
+    fn next(&mut self) -> Option<Result<String, Error>> {
+        block_on(poll_fn(|cx| self.poll_piece(cx)))
+    }
+}
+
+impl Stream for Pieces {
     type Item = Result<String, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

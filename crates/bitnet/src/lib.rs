@@ -55,7 +55,7 @@ pub mod schema;
 mod sizes;
 pub mod thought;
 
-pub use answer::{Answer, PieceStream, Pieces};
+pub use answer::{Answer, Pieces};
 pub use builder::Builder;
 pub use embedding::Embedding;
 pub use error::Error;

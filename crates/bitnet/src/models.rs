@@ -4,14 +4,15 @@ use std::{
     sync::Arc,
 };
 
-use bitnet_inference::{self as inference, Engine, EngineConfig, RequestHandle, TokenText};
+use bitnet_inference::{self as inference, Engine, EngineConfig, RequestHandle, TokenText, block_on};
 use bitnet_model::{Checkpoint, Message, Tokenizer};
+use futures_util::future::join_all;
 
 #[cfg(feature = "json")]
 use serde_json::Value;
 
 use crate::{
-    Answer, Error, PieceStream, Pieces, Request,
+    Answer, Error, Pieces, Request,
     load::{Loaded, Plan},
     open::Opened,
     prompt::Conversation,
@@ -115,7 +116,8 @@ impl Model {
     }
 
     /// Returns the pieces of an answer as they are generated, as a blocking iterator. [`Pieces::answer`] returns the
-    /// whole answer.
+    /// whole answer. If the pieces are not read, the request pauses, and fails after
+    /// [`EngineConfig::slow_reader_timeout`].
     ///
     /// # Errors
     /// If the request is invalid. The iterator returns later failures.
@@ -130,29 +132,20 @@ impl Model {
         &self,
         requests: impl IntoIterator<Item = R>,
     ) -> Vec<Result<Answer, Error>> {
-        let (valid, mut results) = self.requests(requests);
-        let tokens: Vec<usize> = valid.iter().map(|request| request.prompt.len()).collect();
-        match self.0.engine.submit_all(valid) {
-            Ok(handles) => {
-                let answers = self.pieces(handles, tokens).into_iter().map(Pieces::answer);
-                fill(&mut results, answers);
-            }
-            Err(refused) => fill(&mut results, std::iter::repeat_with(|| Err(refused.clone().into()))),
-        }
-        results.into_iter().flatten().collect()
+        block_on(self.batch_async(requests))
     }
 
     /// As [`Model::complete`], on any executor.
     pub async fn complete_async(&self, request: impl Into<Request>) -> Result<Answer, Error> {
-        self.stream_async(request).await?.answer().await
+        self.stream_async(request).await?.answer_async().await
     }
 
     /// As [`Model::stream`], on any executor.
-    pub async fn stream_async(&self, request: impl Into<Request>) -> Result<PieceStream, Error> {
+    pub async fn stream_async(&self, request: impl Into<Request>) -> Result<Pieces, Error> {
         let request = self.request(&request.into())?;
         let tokens = request.prompt.len();
         let handles = self.0.engine.submit_all_async(vec![request]).await?;
-        Ok(PieceStream(self.pieces(handles, [tokens]).remove(0)))
+        Ok(self.pieces(handles, [tokens]).remove(0))
     }
 
     /// As [`Model::batch`], on any executor.
@@ -164,11 +157,9 @@ impl Model {
         let tokens: Vec<usize> = valid.iter().map(|request| request.prompt.len()).collect();
         match self.0.engine.submit_all_async(valid).await {
             Ok(handles) => {
-                let mut answers = Vec::with_capacity(handles.len());
-                for pieces in self.pieces(handles, tokens) {
-                    answers.push(PieceStream(pieces).answer().await);
-                }
-                fill(&mut results, answers);
+                // All are read as their tokens come, so none is paused for being unread.
+                let answers = self.pieces(handles, tokens).into_iter().map(Pieces::answer_async);
+                fill(&mut results, join_all(answers).await);
             }
             Err(refused) => fill(&mut results, std::iter::repeat_with(|| Err(refused.clone().into()))),
         }

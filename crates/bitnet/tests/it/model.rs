@@ -11,7 +11,7 @@ use std::{
 
 use bitnet::{
     Answer, Constraint, Error, FinishReason, Memory, Message, Model, Request, Stream, TokenSet,
-    inference::{ConstraintError, metrics::Counter},
+    inference::{ConstraintError, EngineConfig, metrics::Counter},
 };
 
 fn demo() -> Model {
@@ -229,6 +229,45 @@ fn dropping_a_stream_cancels_it_and_dropping_a_model_does_not_wait() {
     let last = model.stream(&long).unwrap();
     drop(model);
     assert!(last.answer().is_err(), "the engine ended before the text");
+}
+
+/// Pauses a request with four unread tokens, and ends it if they stay unread for two seconds.
+fn demo_that_waits_for_readers() -> Model {
+    let change = |engine: &mut EngineConfig| {
+        engine.mailbox = 4;
+        engine.slow_reader_timeout = Duration::from_secs(2);
+    };
+    Model::builder().threads(2).engine(change).open("demo").unwrap()
+}
+
+#[test]
+fn a_stream_that_nobody_reads_pauses_and_then_fails_and_the_cure_is_to_read_it() {
+    let model = demo_that_waits_for_readers();
+    let unread = model.stream(verse(3)).unwrap();
+    let count = |counter| model.engine().metrics().snapshot().get(counter);
+    for _ in 0..2000 {
+        if count(Counter::Failed) == 1 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!([Counter::Pauses, Counter::Failed].map(count), [1, 1]);
+    let error = unread.answer().unwrap_err();
+    assert_eq!(error.cure(), "read the pieces as they come");
+    let read: Result<Vec<String>, Error> = model.stream(verse(3)).unwrap().collect();
+    assert_eq!(read.unwrap().concat(), demo().complete(verse(3)).unwrap().text);
+}
+
+#[test]
+fn a_batch_reads_its_answers_as_they_come_so_none_is_ended_for_being_unread() {
+    let model = demo_that_waits_for_readers();
+    let requests: Vec<Request> = (0..20).map(verse).collect();
+    let alone = demo();
+    let want: Vec<Answer> = requests.iter().map(|request| alone.complete(request).unwrap()).collect();
+    let got = model.batch(&requests);
+    assert_eq!(got.into_iter().collect::<Result<Vec<_>, _>>().unwrap(), want);
+    let got = block_on(model.batch_async(&requests));
+    assert_eq!(got.into_iter().collect::<Result<Vec<_>, _>>().unwrap(), want);
 }
 
 #[test]
