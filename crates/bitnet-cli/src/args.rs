@@ -144,12 +144,14 @@ pub struct Sampling {
     /// Draw from the smallest set of most likely tokens with this total probability [default: the model's, else 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Draw from tokens that have at least this fraction of the most likely token's probability
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub min_p: f32,
+    /// Draw from tokens that have at least this fraction of the most likely token's probability [default: the model's,
+    /// else 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
     /// Penalty for tokens that have occurred: divides their logits if positive, multiplies them if negative; 1 is none
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
-    pub repetition_penalty: f32,
+    /// [default: the model's, else 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
     /// Seed of the random numbers; the same seed gives the same text [default: chosen at random, and printed]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,

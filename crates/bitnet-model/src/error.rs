@@ -51,6 +51,9 @@ pub enum ModelError {
         "tensor {tensor} is missing ({file}): the download is incomplete or the model has a different architecture; download the whole model again"
     )]
     MissingTensor { file: String, tensor: String },
+    /// A model is stored in several files, and some are not there.
+    #[error("parts of the model are missing: {missing} ({file}): put all {count} parts into one folder")]
+    MissingParts { file: String, missing: String, count: u64 },
     /// A tensor's shape disagrees with the metadata.
     #[error(
         "tensor {tensor} has shape {actual:?}, expected {expected:?} ({file}): metadata and weights belong to different models; download both again"

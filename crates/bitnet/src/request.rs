@@ -231,13 +231,15 @@ impl Request {
     }
 }
 
-/// A model's own defaults for sampling: temperature, `top_k` and `top_p`.
+/// A model's own defaults for sampling: temperature, `top_k`, `top_p`, `min_p` and the repetition penalty.
 pub fn sampling(model: &GenerationDefaults) -> GenerationConfig {
     let own = if model.do_sample == Some(false) { Some(0.0) } else { model.temperature };
     GenerationConfig {
         temperature: own.unwrap_or(TEMPERATURE),
         top_k: model.top_k.unwrap_or(0),
         top_p: model.top_p.unwrap_or(1.0),
+        min_p: model.min_p.unwrap_or(0.0),
+        repetition_penalty: model.repetition_penalty.unwrap_or(1.0),
         ..GenerationConfig::default()
     }
 }

@@ -165,8 +165,8 @@ pub(super) fn config(args: &Sampling, defaults: &GenerationDefaults) -> Generati
         temperature: args.temperature.unwrap_or(own.temperature),
         top_k: args.top_k.unwrap_or(own.top_k),
         top_p: args.top_p.unwrap_or(own.top_p),
-        min_p: args.min_p,
-        repetition_penalty: args.repetition_penalty,
+        min_p: args.min_p.unwrap_or(own.min_p),
+        repetition_penalty: args.repetition_penalty.unwrap_or(own.repetition_penalty),
         seed: args.seed,
         stop_strings: args.stop.clone(),
         ..own

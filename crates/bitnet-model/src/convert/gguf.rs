@@ -396,6 +396,10 @@ fn sampling_metadata(
         ("general.sampling.temp", greedy.or(defaults.temperature).map(F32)),
         ("general.sampling.top_k", top_k.map(I32)),
         ("general.sampling.top_p", defaults.top_p.map(F32)),
+        ("general.sampling.min_p", defaults.min_p.map(F32)),
+        ("general.sampling.penalty_repeat", defaults.repetition_penalty.map(F32)),
+        // Penalties look at the whole text; llama.cpp looks at 64 tokens unless told otherwise.
+        ("general.sampling.penalty_last_n", defaults.repetition_penalty.map(|_| I32(-1))),
     ];
     all.into_iter().filter_map(|(key, value)| Some((key, value?)))
 }
@@ -532,7 +536,8 @@ fn tokenizer_metadata(
             add(key, U32(id));
         }
     }
-    if defaults.eos.len() > 2 {
+    // A list is the whole list: without it, readers look for further ends by their texts.
+    if !defaults.eos.is_empty() {
         add("ggml.eos_token_ids", array(GGUFValueType::U32, defaults.eos.iter().map(|&id| U32(id)))?);
     }
     if let Some(chat) = &checkpoint.chat {

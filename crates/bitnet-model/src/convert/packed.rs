@@ -250,6 +250,8 @@ fn generation_config(checkpoint: &Checkpoint) -> Value {
         ("temperature", defaults.temperature.map(float)),
         ("top_p", defaults.top_p.map(float)),
         ("top_k", defaults.top_k.map(Value::from)),
+        ("min_p", defaults.min_p.map(float)),
+        ("repetition_penalty", defaults.repetition_penalty.map(float)),
         ("do_sample", defaults.do_sample.map(Value::from)),
     ];
     for (field, value) in values {
@@ -262,7 +264,9 @@ fn generation_config(checkpoint: &Checkpoint) -> Value {
 
 fn tokenizer_config(checkpoint: &Checkpoint) -> Value {
     let text = |id: Option<u32>| {
-        let bytes = id.and_then(|id| checkpoint.tokenizer.as_ref()?.token_bytes(id))?;
+        // transformers makes a token that is named here special, even a piece of text that a file names by mistake.
+        let tokenizer = checkpoint.tokenizer.as_ref()?;
+        let bytes = tokenizer.token_bytes(id.filter(|&id| tokenizer.is_special(id))?)?;
         Some(String::from_utf8_lossy(bytes).into_owned())
     };
     let mut json = json!({

@@ -4,23 +4,22 @@
 use std::{fmt, path::Path};
 
 use bitnet_tensor::SharedBytes;
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
     ModelError,
     chat::{ChatTemplate, TemplateSources},
     files::{
-        TensorSource, file_name,
+        GenerationDefaults, TensorSource, defaults, file_name,
         file_source::FileSource,
         gguf::{self, Gguf},
-        gguf_spec, map, read_small, refuse_lfs_pointer, safetensors,
+        gguf_spec, map, read_small, refuse_lfs_pointer, safetensors, split,
     },
     spec::{
         Config, ModelSpec,
-        fields::{Fields, MAX_JSON, json},
+        fields::{MAX_JSON, json},
     },
-    tokenizer::{self, Tokenizer},
+    tokenizer::{self, SpecialTokens, Tokenizer},
 };
 
 /// An opened model: sizes, tensors, tokenizer, chat template and defaults.
@@ -62,23 +61,6 @@ pub struct ModelFiles {
     pub tools_template: Option<SharedBytes>,
     /// `hadamard.json`, in MLX's form of a model with rotated weights.
     pub hadamard: Option<SharedBytes>,
-}
-
-/// The model's own defaults for generation, used where a request sets nothing.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct GenerationDefaults {
-    /// Token that begins a text.
-    pub bos: Option<u32>,
-    /// All tokens that end an answer.
-    pub eos: Vec<u32>,
-    /// Sampling temperature.
-    pub temperature: Option<f32>,
-    /// Probability mass to sample from, 0 to 1.
-    pub top_p: Option<f32>,
-    /// Number of candidates to sample from.
-    pub top_k: Option<usize>,
-    /// Whether the model is meant to be sampled rather than decoded greedily.
-    pub do_sample: Option<bool>,
 }
 
 impl Checkpoint {
@@ -126,7 +108,7 @@ impl Checkpoint {
             };
             return Err(ModelError::NotAModel { path: path.into(), problem });
         }
-        Self::from_gguf(&name, bytes)
+        Self::from_whole_gguf(&split::join(path, Gguf::read(&name, bytes)?)?)
     }
 
     /// Opens a model from the bytes of a GGUF file.
@@ -134,36 +116,27 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn from_gguf(name: &str, bytes: SharedBytes) -> Result<Checkpoint, ModelError> {
-        let gguf = Gguf::read(name, bytes)?;
-        let (spec, interleaved) = gguf_spec::read(&gguf)?;
-        let (source, not_loaded) = FileSource::gguf(&gguf, &spec, interleaved)?;
-        let (tokenizer, mut warnings) = Tokenizer::from_gguf(&gguf)?;
+        Self::from_whole_gguf(&Gguf::read(name, bytes)?)
+    }
+
+    fn from_whole_gguf(gguf: &Gguf) -> Result<Checkpoint, ModelError> {
+        let (spec, interleaved) = gguf_spec::read(gguf)?;
+        let (source, not_loaded) = FileSource::gguf(gguf, &spec, interleaved)?;
+        let mut warnings = Vec::new();
+        let special = SpecialTokens::read(gguf, &mut warnings)?;
+        let tokenizer = Tokenizer::from_gguf(gguf, &special, &mut warnings)?;
         warnings.extend(scale_warning(&source, "convert the original model again"));
-        let id = |key: &str| -> Result<Option<u32>, ModelError> {
-            Ok(gguf.opt_u64(&format!("tokenizer.ggml.{key}"))?.and_then(|id| id.try_into().ok()))
-        };
-        let bos = id("bos_token_id")?;
-        let mut eos: Vec<u32> = [id("eos_token_id")?, id("eot_token_id")?].into_iter().flatten().collect();
-        if let Some(ids) = gguf.opt_array("tokenizer.ggml.eos_token_ids")?.and_then(|a| a.integers()) {
-            eos.extend(ids.filter_map(|id| u32::try_from(id).ok()));
-        }
-        // GGUF names one end of text; llama.cpp finds the others by their texts. So must we, or a chat model would go
-        // on talking to itself.
-        if let Some(tokenizer) = &tokenizer {
-            let known = END_OF_TURN.iter().filter_map(|text| tokenizer.token_id(text));
-            eos.extend(known.filter(|&id| tokenizer.is_special(id)));
-        }
+        let defaults = defaults::of_gguf(gguf, &special, tokenizer.as_ref(), &mut warnings)?;
         let text = |id: Option<u32>| token_text(tokenizer.as_ref(), id);
         let sources = TemplateSources {
             default: gguf.opt_str("tokenizer.chat_template")?,
             tools: gguf.opt_str("tokenizer.chat_template.tool_use")?,
         };
         let sources = sources.without_placeholder(&spec.architecture, &mut warnings);
-        let chat = sources.compile(&text(bos), &text(eos.first().copied()));
+        let chat = sources.compile(&text(defaults.bos), &text(defaults.eos.first().copied()));
         let chat = template_or_warning(chat, &mut warnings);
-        let defaults = GenerationDefaults { bos, eos: deduplicated(eos), ..gguf_sampling(&gguf)? };
         let mut checkpoint = Checkpoint {
-            name: name.into(),
+            name: gguf.file.clone(),
             format: "gguf",
             spec,
             tensors: Box::new(source),
@@ -196,9 +169,16 @@ impl Checkpoint {
         weights: impl FnOnce() -> Result<Vec<safetensors::Stored>, ModelError>,
     ) -> Result<Checkpoint, ModelError> {
         let mut config = Config::parse(&files.config, files.hadamard.as_deref())?;
-        let tokenizer = files.tokenizer.as_deref().map(Tokenizer::from_json).transpose()?;
+        let texts = tokenizer::config::read(files.tokenizer_config.as_deref())?;
+        let tokenizer =
+            files.tokenizer.as_deref().map(|bytes| Tokenizer::from_folder(bytes, &texts)).transpose()?;
         let mut warnings = Vec::new();
-        let defaults = defaults(&config, files.generation_config.as_deref())?;
+        let mut defaults = defaults::of_folder(&config, files.generation_config.as_deref(), &mut warnings)?;
+        if defaults.eos.is_empty() {
+            // Some folders name the end of a text only here.
+            let text = tokenizer::config::eos_text(&texts);
+            defaults.eos.extend(text.and_then(|text| tokenizer.as_ref()?.token_id(text)));
+        }
         let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings);
         let stored = safetensors::by_name(weights()?)?;
         let (source, not_loaded) = FileSource::safetensors(&name, &mut config, stored)?;
@@ -263,10 +243,6 @@ fn scale_warning(source: &FileSource, cure: &str) -> Option<String> {
 
 const TOOLS_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
-/// Texts of the tokens that end a turn in published models.
-const END_OF_TURN: [&str; 6] =
-    ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>"];
-
 /// Turns an error of the template into a warning: a bad template must not keep a model from completing text.
 fn template_or_warning(
     template: Option<Result<ChatTemplate, ModelError>>,
@@ -275,52 +251,10 @@ fn template_or_warning(
     template?.map_err(|e| warnings.push(e.to_string())).ok()
 }
 
-fn deduplicated(ids: Vec<u32>) -> Vec<u32> {
-    let mut seen = Vec::new();
-    for id in ids {
-        if !seen.contains(&id) {
-            seen.push(id);
-        }
-    }
-    seen
-}
-
 /// The text of a token; empty if there is none.
 fn token_text(tokenizer: Option<&Tokenizer>, id: Option<u32>) -> String {
     let bytes = id.and_then(|id| tokenizer?.token_bytes(id)).unwrap_or_default();
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// A file's defaults for sampling, in llama.cpp's metadata. Temperature 0 means that the model is not meant to be
-/// sampled, and `top_k` up to 0 that all tokens are candidates.
-fn gguf_sampling(gguf: &Gguf) -> Result<GenerationDefaults, ModelError> {
-    let float = |key: &str| Ok::<_, ModelError>(gguf.opt_f64(key)?.map(|v| v as f32));
-    let temperature = float("general.sampling.temp")?;
-    let top_k = gguf.opt_i64("general.sampling.top_k")?;
-    Ok(GenerationDefaults {
-        temperature: temperature.filter(|&t| t != 0.0),
-        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(0)),
-        top_p: float("general.sampling.top_p")?,
-        do_sample: temperature.map(|t| t != 0.0),
-        ..Default::default()
-    })
-}
-
-/// Defaults from `generation_config.json`, completed by `config.json`.
-fn defaults(config: &Config, generation: Option<&[u8]>) -> Result<GenerationDefaults, ModelError> {
-    let file = "generation_config.json";
-    let json = generation.map_or(Ok(Value::Null), |bytes| json(file, bytes))?;
-    let g = Fields { file, prefix: "", json: &json };
-    let mut eos = g.ids("eos_token_id")?;
-    eos.extend(&config.eos);
-    Ok(GenerationDefaults {
-        bos: g.ids("bos_token_id")?.first().copied().or(config.bos),
-        eos: deduplicated(eos),
-        temperature: g.float("temperature")?,
-        top_p: g.float("top_p")?,
-        top_k: g.size("top_k")?,
-        do_sample: g.flag("do_sample")?,
-    })
 }
 
 /// The chat templates: files of their own, or those in `tokenizer_config.json`.

@@ -1,9 +1,9 @@
-//! The GGUF container, version 3: header, metadata, tensor descriptors, data.
+//! The GGUF container, versions 2 and 3: header, metadata, tensor descriptors, data.
 //!
 //! Source: the GGUF specification (`docs/gguf.md` of ggml). gguf-rs-lib reads the header and the values. Keys and
 //! descriptors are read here, because its own loops refuse the hyphen in `bitnet-b1.58.*` and tensor type 36.
 
-use std::{collections::HashMap, io::Cursor};
+use std::collections::{HashMap, HashSet};
 
 use bitnet_tensor::SharedBytes;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType};
@@ -108,12 +108,10 @@ impl Gguf {
         self.typed(key, "a whole number", Value::as_u64)
     }
 
-    pub(crate) fn opt_i64(&self, key: &str) -> Result<Option<i64>, ModelError> {
-        self.typed(key, "a whole number", Value::as_i64)
-    }
-
-    pub(crate) fn opt_f64(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        self.typed(key, "a number", |v| v.as_f64().or_else(|| v.as_u64().map(|v| v as f64)))
+    /// A whole number of any type and sign.
+    pub(crate) fn opt_integer(&self, key: &str) -> Result<Option<i128>, ModelError> {
+        let read = |v: &Value| v.as_i64().map(i128::from).or(v.as_u64().map(i128::from));
+        self.typed(key, "a whole number", read)
     }
 
     pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
@@ -122,6 +120,20 @@ impl Gguf {
 
     pub(crate) fn opt_array(&self, key: &str) -> Result<Option<&Array>, ModelError> {
         self.typed(key, "an array", Value::as_array)
+    }
+
+    /// Adds the tensors of another part of the same model, whose metadata is not needed.
+    pub(crate) fn append(&mut self, part: Gguf) -> Result<(), ModelError> {
+        let names: HashSet<&str> = self.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        if let Some(twice) = part.tensors.iter().find(|tensor| names.contains(tensor.name.as_str())) {
+            return Err(ModelError::damaged(
+                &part.file,
+                format!("tensor {} is in another part too", twice.name),
+            ));
+        }
+        self.tensors.extend(part.tensors);
+        self.metadata.remove("split.count");
+        Ok(())
     }
 
     /// The metadata whose keys begin with `prefix`, by the rest of the keys, as JSON. Of the lists, only `lists` are read,
@@ -154,18 +166,22 @@ fn header(file: &str, bytes: &[u8]) -> Result<GGUFHeader, ModelError> {
     }
     let version = bytes.get(4..8).and_then(|b| b.first_chunk()).map(|b| u32::from_le_bytes(*b));
     match version {
-        Some(3) => {}
+        // Version 3 added big-endian files and changed nothing else.
+        Some(2 | 3) => {}
         Some(v) if v.swap_bytes() <= 3 => {
             let cure = "convert the model to little-endian GGUF";
             return Err(ModelError::unsupported(file, "byte order", "big-endian", cure));
         }
         Some(v) => {
-            let cure = "convert it to version 3, for example with llama.cpp's gguf tools";
+            let cure = "convert the original model again: versions 2 and 3 can be read";
             return Err(ModelError::unsupported(file, "GGUF version", v, cure));
         }
         None => return Err(ModelError::damaged(file, "it ends within the header")),
     }
-    GGUFHeader::read_from(&mut Cursor::new(bytes)).map_err(|e| ModelError::damaged(file, e))
+    let mut counts = Walker { bytes, at: 8 };
+    let (tensors, entries) = (counts.u64(), counts.u64());
+    let cut = || ModelError::damaged(file, "it ends within the header");
+    Ok(GGUFHeader::new(tensors.ok_or_else(cut)?, entries.ok_or_else(cut)?))
 }
 
 fn entry(walker: &mut Walker<'_>, file: &SharedBytes) -> Result<(String, Value), String> {
@@ -217,7 +233,7 @@ fn descriptor(walker: &mut Walker<'_>) -> Result<Raw, String> {
 /// Locates the data of every tensor, and checks names, alignment and ranges.
 fn place(bytes: &SharedBytes, end: usize, alignment: u64, raw: Vec<Raw>) -> Result<Vec<Descriptor>, String> {
     let start = (end as u64).next_multiple_of(alignment);
-    let mut names = std::collections::HashSet::new();
+    let mut names = HashSet::new();
     let mut starts = Vec::new();
     for Raw { name, offset, .. } in &raw {
         if !names.insert(name) {

@@ -39,9 +39,14 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let c = Fields { file, prefix: &prefix, json: &json };
     let keys = Keys { gguf, architecture, c };
     let c = &keys.c;
-    let (hidden, heads) = (c.need_size("embedding_length")?, c.need_size("attention.head_count")?);
+    let (hidden, layers) = (c.need_size("embedding_length")?, keys.layers()?);
+    let hybrid = if family.hybrid { Some(keys.hybrid(layers)?) } else { None };
+    // The number of heads of a layer that does not attend says nothing.
+    let recurrent = |layer: usize| hybrid.as_ref().is_some_and(|hybrid| !hybrid.attends[layer]);
+    let heads = c.shared_size(HEADS, layers, recurrent)?.ok_or_else(|| c.missing(HEADS))?;
+    let kv_heads = c.shared_size(KV_HEADS, layers, recurrent)?.unwrap_or(heads);
+    let ffn = c.shared_size(FFN, layers, |_| false)?.ok_or_else(|| c.missing(FFN))?;
     let (head_dim, rotary) = keys.head_dim(hidden, heads, family.hybrid)?;
-    let layers = keys.layers()?;
     keys.refuse_experts_and_windows()?;
     let vocab = keys.vocab()?;
     let tied_head = ["output.weight", names::HEAD_PANELS].iter().all(|name| gguf.tensor(name).is_none());
@@ -54,10 +59,10 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let rms_eps = c.need_float("attention.layer_norm_rms_epsilon")?;
     let mut spec = ModelSpec {
         hidden,
-        ffn: c.need_size("feed_forward_length")?,
+        ffn,
         layers,
         heads,
-        kv_heads: c.size("attention.head_count_kv")?.unwrap_or(heads),
+        kv_heads,
         head_dim,
         vocab,
         context: c.need_size("context_length")?,
@@ -73,7 +78,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             },
         },
         linear_norms: linear_norms.then_some(rms_eps),
-        hybrid: if family.hybrid { Some(keys.hybrid(layers)?) } else { None },
+        hybrid,
         rotation: hadamard::of_gguf(gguf, family.hybrid)?,
         grouped: Grouped {
             projections: grouped,
@@ -115,9 +120,14 @@ struct Keys<'a> {
 }
 
 /// Lists in the metadata of an architecture that are read.
-const LISTS: [&str; 2] = [SECTIONS, RECURRENT];
+const LISTS: [&str; 6] = [SECTIONS, RECURRENT, HEADS, KV_HEADS, FFN, WINDOW];
 const SECTIONS: &str = "rope.dimension_sections";
 const RECURRENT: &str = "attention.recurrent_layers";
+/// Sizes that some tools write for each layer.
+const HEADS: &str = "attention.head_count";
+const KV_HEADS: &str = "attention.head_count_kv";
+const FFN: &str = "feed_forward_length";
+const WINDOW: &str = "attention.sliding_window";
 
 impl Keys<'_> {
     /// The width of a head, which must be the same everywhere, and how much of it rotates, if that may be a part.
@@ -127,7 +137,7 @@ impl Keys<'_> {
         heads: usize,
         partial: bool,
     ) -> Result<(usize, Option<usize>), ModelError> {
-        let fields = ["attention.key_length", "attention.head_count"];
+        let fields = ["attention.key_length", HEADS];
         let head_dim = head_dim(&self.c, fields, hidden, heads)?;
         let rotary = self.c.size("rope.dimension_count")?.filter(|&width| partial && width != head_dim);
         for name in ["attention.value_length", "rope.dimension_count"] {
@@ -204,8 +214,8 @@ impl Keys<'_> {
     }
 
     fn refuse_experts_and_windows(&self) -> Result<(), ModelError> {
-        for name in ["expert_count", "attention.sliding_window"] {
-            if let Some(n) = self.c.size(name)?.filter(|&n| n != 0) {
+        for name in ["expert_count", WINDOW] {
+            if let Some(n) = self.c.shared_size(name, self.layers()?, |_| false)?.filter(|&n| n != 0) {
                 let cure = "use a dense model with full attention";
                 return Err(self.c.unsupported(name, n, cure));
             }

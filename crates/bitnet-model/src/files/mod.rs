@@ -1,6 +1,7 @@
 //! What reads and writes model files: containers (GGUF, safetensors), the tensors in them, and an opened model.
 
 mod checkpoint;
+mod defaults;
 mod demo;
 mod file_source;
 pub(crate) mod ggml_type;
@@ -15,11 +16,13 @@ mod reorder;
 pub(crate) mod rope_freqs;
 mod safetensors;
 mod source;
+mod split;
 
 use std::path::Path;
 
 use bitnet_tensor::SharedBytes;
-pub use checkpoint::{Checkpoint, GenerationDefaults, ModelFiles};
+pub use checkpoint::{Checkpoint, ModelFiles};
+pub use defaults::GenerationDefaults;
 pub use output_file::OutputFile;
 pub use source::{PackedSource, TensorEntry, TensorKind, TensorSource};
 

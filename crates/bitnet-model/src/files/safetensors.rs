@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::{file_name, map::map, read_small, refuse_lfs_pointer};
-use crate::ModelError;
+use crate::{ModelError, spec::fields::without_mark};
 
 /// Maximum size in bytes of a JSON header. A 70B model's has about 1 MiB; parsing takes up to 16 times its size.
 const MAX_HEADER: u64 = 4 << 20;
@@ -58,16 +58,16 @@ pub(crate) fn read(file: &str, bytes: &SharedBytes) -> Result<Vec<Stored>, Model
     Ok(tensors)
 }
 
-/// Maps all weights of a folder: `model.safetensors`, or the shards named in its index.
+/// Maps all weights of a folder: `model.safetensors`, or the shards named in its index. As in transformers, an index
+/// beside a single file is left over and not read.
 pub(crate) fn open_folder(folder: &Path) -> Result<Vec<Stored>, ModelError> {
     let single = folder.join("model.safetensors");
-    let index_path = folder.join(INDEX);
-    let Some(index) = read_small(&index_path, MAX_INDEX)? else {
-        if !single.exists() {
-            let problem = "it has neither model.safetensors nor model.safetensors.index.json";
-            return Err(ModelError::NotAModel { path: folder.into(), problem });
-        }
+    if single.exists() {
         return read("model.safetensors", &map(&single)?);
+    }
+    let Some(index) = read_small(&folder.join(INDEX), MAX_INDEX)? else {
+        let problem = "it has neither model.safetensors nor model.safetensors.index.json";
+        return Err(ModelError::NotAModel { path: folder.into(), problem });
     };
     let mut tensors = Vec::new();
     for shard in shards(&index)? {
@@ -79,7 +79,8 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Vec<Stored>, ModelError> {
 
 /// The files named in an index, sorted, without duplicates.
 fn shards(index: &[u8]) -> Result<Vec<String>, ModelError> {
-    let json: Value = serde_json::from_slice(index).map_err(|e| ModelError::damaged(INDEX, e))?;
+    let json: Value =
+        serde_json::from_slice(without_mark(index)).map_err(|e| ModelError::damaged(INDEX, e))?;
     let map = json
         .get("weight_map")
         .and_then(Value::as_object)

@@ -96,17 +96,16 @@ impl Config {
         };
         let linear_norms = linear_norms(&c, family, embeds.then_some(rms_eps))?;
         refuse_unsupported(&c, family)?;
-        let (hidden, heads, layers) = (
-            c.need_size("hidden_size")?,
-            c.need_size("num_attention_heads")?,
-            c.need_size("num_hidden_layers")?,
-        );
+        let (hidden, layers) = (c.need_size("hidden_size")?, c.need_size("num_hidden_layers")?);
+        let shared = |field| c.shared_size(field, layers, |_| false);
+        let need = |field, size: Option<usize>| size.ok_or_else(|| c.missing(field));
+        let heads = need("num_attention_heads", shared("num_attention_heads")?)?;
         let mut spec = ModelSpec {
             hidden,
-            ffn: c.need_size("intermediate_size")?,
+            ffn: need("intermediate_size", shared("intermediate_size")?)?,
             layers,
             heads,
-            kv_heads: c.size("num_key_value_heads")?.unwrap_or(heads),
+            kv_heads: shared("num_key_value_heads")?.unwrap_or(heads),
             head_dim: head_dim(&c, ["head_dim", "num_attention_heads"], hidden, heads)?,
             vocab: c.need_size("vocab_size")?,
             context: c.need_size("max_position_embeddings")?,

@@ -32,7 +32,29 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn size(&self, field: &str) -> Result<Option<usize>, ModelError> {
-        self.typed(field, "a whole number", |v| v.as_u64()?.try_into().ok())
+        self.typed(field, "a whole number", |v| whole(v)?.try_into().ok())
+    }
+
+    /// A number that all `layers` layers share: written once, or in a list with a value for each layer. `skip` says for
+    /// which layers the value does not matter.
+    pub(crate) fn shared_size(
+        &self,
+        field: &str,
+        layers: usize,
+        skip: impl Fn(usize) -> bool,
+    ) -> Result<Option<usize>, ModelError> {
+        let Some(Value::Array(list)) = self.get(field) else { return self.size(field) };
+        if list.len() < layers {
+            return Err(self.bad(field, format!("is a list of {}, fewer than {layers} layers", list.len())));
+        }
+        let mut values = list.iter().take(layers).enumerate().filter(|&(layer, _)| !skip(layer));
+        let Some((_, first)) = values.next() else { return Ok(None) };
+        let size = || whole(first)?.try_into().ok();
+        if let Some((layer, other)) = values.find(|&(_, value)| whole(value) != whole(first)) {
+            let value = format!("a list ({first}, and {other} in layer {layer})");
+            return Err(self.unsupported(field, value, "use a model in which it is the same in every layer"));
+        }
+        size().map(Some).ok_or_else(|| self.bad(field, "is not a list of whole numbers"))
     }
 
     pub(crate) fn float(&self, field: &str) -> Result<Option<f32>, ModelError> {
@@ -65,12 +87,12 @@ impl<'a> Fields<'a> {
         self.typed(field, kind, |v| v.as_array()?.iter().map(read).collect())
     }
 
-    /// A token id or a list of them.
+    /// A token id or a list of them; -1 stands for none.
     pub(crate) fn ids(&self, field: &str) -> Result<Vec<u32>, ModelError> {
-        let id = |v: &Value| v.as_u64()?.try_into().ok();
-        let ids = self.typed(field, "a token id or a list of them", |v| match v {
-            Value::Array(list) => list.iter().map(id).collect(),
-            one => Some(vec![id(one)?]),
+        let id = |v: &&Value| whole(v)?.try_into().ok();
+        let ids = self.typed(field, "a token id or a list of them", |v| {
+            let listed = v.as_array().map_or(std::slice::from_ref(v), Vec::as_slice);
+            listed.iter().filter(|v| v.as_f64() != Some(-1.0)).map(|v| id(&v)).collect()
         })?;
         Ok(ids.unwrap_or_default())
     }
@@ -92,9 +114,62 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// A number without a fraction and a sign, which some tools write as 256.0.
+fn whole(value: &Value) -> Option<u64> {
+    let exact = |v: &f64| v.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(v);
+    value.as_u64().or_else(|| value.as_f64().filter(exact).map(|v| v as u64))
+}
+
+/// Reads a JSON file as Python writes it: with a byte order mark or without, and with `NaN` and `Infinity`, which become
+/// null.
 pub(crate) fn json(file: &str, bytes: &[u8]) -> Result<Value, ModelError> {
     if bytes.len() as u64 > MAX_JSON {
         return Err(ModelError::TooLarge { file: file.into(), size: bytes.len() as u64, limit: MAX_JSON });
     }
-    serde_json::from_slice(bytes).map_err(|e| ModelError::damaged(file, e))
+    let bytes = without_mark(bytes);
+    let first = match serde_json::from_slice(bytes) {
+        Ok(json) => return Ok(json),
+        Err(error) => error,
+    };
+    let Ok(text) = str::from_utf8(bytes) else { return Err(ModelError::damaged(file, first)) };
+    serde_json::from_str(&finite(text)).map_err(|_| ModelError::damaged(file, first))
+}
+
+/// A file's bytes behind the mark that some editors put before UTF-8.
+pub(crate) fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
+}
+
+/// The text with null in place of Python's numbers that JSON lacks, except within strings.
+fn finite(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    // Every second part is a string, once escaped quotes are joined to it.
+    let (mut rest, mut quoted) = (text, false);
+    while !rest.is_empty() {
+        let end = match quoted {
+            true => end_of_string(rest),
+            false => rest.find('"').map_or(rest.len(), |at| at + 1),
+        };
+        let (part, after) = rest.split_at(end);
+        match quoted {
+            true => out.push_str(part),
+            false => {
+                let part = part.replace("-Infinity", "null").replace("Infinity", "null");
+                out.push_str(&part.replace("NaN", "null"));
+            }
+        }
+        (rest, quoted) = (after, !quoted);
+    }
+    out
+}
+
+/// The number of bytes up to the quote that ends a string, and with it.
+fn end_of_string(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text.bytes().position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    });
+    end.map_or(text.len(), |at| at + 1)
 }

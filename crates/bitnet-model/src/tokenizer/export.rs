@@ -4,7 +4,10 @@
 use serde_json::{Value, json};
 use tokenizers::{ModelWrapper, models::bpe::BPE};
 
-use super::{Spelling, Tokenizer, byte_piece, gguf};
+use super::{
+    Spelling, Tokenizer, byte_piece,
+    pre::{RULES, Rule},
+};
 use crate::ModelError;
 
 /// A vocabulary as the values of `tokenizer.ggml.*`.
@@ -35,8 +38,7 @@ const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 /// A text that every pre-tokenizer a GGUF file can name splits differently.
-const PROBE: &str =
-    "I'LL we'll 1 12 123 1234567 3.14\n\n \n\t x\u{3000}y 你好 e\u{301}! q\u{301}r ?!...\r\n  (a_b)";
+const PROBE: &str = "I'LL we'll aBC 1 12 123 1234567 3.14\n\n \n\t x\u{3000}y 你好かな e\u{301}! q\u{301}r ?!...\r\n  (a_b) a/\n<= `x` ε1 q'search       z";
 
 impl Tokenizer {
     /// This tokenizer as the text of a `tokenizer.json`.
@@ -146,11 +148,11 @@ impl Tokenizer {
         };
         match inner.spelling {
             Spelling::ByteLevel => {
-                let pre = gguf::PRE_TOKENIZERS
-                    .into_iter()
-                    .find(|pre| self.splits_as(pre).unwrap_or(false))
+                let rule = RULES
+                    .iter()
+                    .find(|rule| self.splits_as(rule).unwrap_or(false))
                     .ok_or_else(|| refuse("no pre-tokenizer of GGUF splits text in the same way"))?;
-                vocabulary.pre = Some(pre);
+                vocabulary.pre = rule.names.first().copied();
                 vocabulary.merges = Some(merges.iter().map(|(a, b)| format!("{a} {b}")).collect());
             }
             Spelling::SentencePiece => {
@@ -195,20 +197,19 @@ impl Tokenizer {
         scores
     }
 
-    /// Whether a pre-tokenizer of GGUF splits text in the same way.
-    fn splits_as(&self, pre: &str) -> Result<bool, ModelError> {
+    /// Whether a rule of GGUF splits text in the same way.
+    fn splits_as(&self, rule: &Rule) -> Result<bool, ModelError> {
         let mut encoder = self.inner.encoder.clone();
-        let Some(parts) = gguf::pre_tokenizer(pre).transpose()? else { return Ok(false) };
         // Words too, because few vocabularies have tokens that would show every split.
         let split = |encoder: &tokenizers::Tokenizer| {
             let encoding = encoder.encode(PROBE, false);
             encoding.map(|e| (e.get_ids().to_vec(), e.get_word_ids().to_vec())).unwrap_or_default()
         };
         let expected = split(&encoder);
-        if encoder.with_normalizer(parts.normalizer).is_err() {
+        if encoder.with_normalizer(rule.normalizer()).is_err() {
             return Ok(false);
         }
-        encoder.with_pre_tokenizer(Some(parts.pre_tokenizer));
+        encoder.with_pre_tokenizer(Some(rule.pre_tokenizer()?));
         Ok(split(&encoder) == expected)
     }
 }

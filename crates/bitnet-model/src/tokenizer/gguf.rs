@@ -2,96 +2,131 @@
 //! [`Tokenizer::from_gguf`] gives the same type as `tokenizer.json` does.
 
 use tokenizers::{
-    AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,
+    AddedToken,
     models::bpe::Vocab,
-    normalizers::{NFC, Prepend, Replace, Sequence as Normalizers},
-    pre_tokenizers::{
-        byte_level::ByteLevel,
-        sequence::Sequence,
-        split::{Split, SplitPattern},
-    },
+    normalizers::{Prepend, Replace, Sequence as Normalizers},
 };
 
-use super::{CURE, Recipe, Spelling, Tokenizer};
+use super::{CURE, Recipe, Spelling, Tokenizer, pre};
 use crate::{ModelError, error::one_line, files::gguf::Gguf};
 
 /// Token types of `tokenizer.ggml.token_type`.
+const NORMAL: i64 = 1;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
-/// Llama 3's pattern (`LLAMA_VOCAB_PRE_TYPE_LLAMA3` in llama.cpp, and its `tokenizer.json`).
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Qwen 2's pattern, which splits digits singly.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Qwen 3.5's pattern, in which combining marks belong to words.
-const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Texts of the tokens that end an answer, as llama.cpp knows them (`special_eog_ids`).
+const ENDS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// The texts of a vocabulary's tokens that end an answer, whatever their types. In a vocabulary with its own tokens for
+/// the ends of turns, `<|end|>` ends a message and `</s>` is text.
+pub(crate) fn ends(has: impl Fn(&str) -> bool) -> impl Iterator<Item = &'static str> {
+    let message = (has("<|call|>") || has("<|calls|>")) && (has("<|return|>") || has("<|flush|>"));
+    let text = has("<|tool_response>");
+    let not = [("<|end|>", message), ("</s>", text)];
+    ENDS.into_iter().filter(move |end| !not.contains(&(end, true)) && has(end))
+}
+
+/// The special tokens that a file names by their ids.
+#[derive(Debug, Default)]
+pub(crate) struct SpecialTokens {
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    pub eot: Option<u32>,
+    pub eom: Option<u32>,
+    unknown: Option<u32>,
+}
+
+impl SpecialTokens {
+    /// Reads the ids. One that is not in the vocabulary stands for no token; unless it is -1, that is worth a warning.
+    pub(crate) fn read(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<SpecialTokens, ModelError> {
+        let tokens = gguf.opt_array("tokenizer.ggml.tokens")?.map(|tokens| tokens.len);
+        let mut id = |name: &str| -> Result<Option<u32>, ModelError> {
+            let key = format!("tokenizer.ggml.{name}_token_id");
+            let Some(id) = gguf.opt_integer(&key)? else { return Ok(None) };
+            let none = id == -1 || id == i128::from(u32::MAX) || id == i128::from(u64::MAX);
+            let valid = u32::try_from(id).ok().filter(|&id| tokens.is_none_or(|n| (id as usize) < n));
+            if valid.is_none() && !none {
+                let (file, n) = (&gguf.file, tokens.unwrap_or(0));
+                warnings.push(format!("{key} is {id}, not one of the {n} tokens of {file}: ignored"));
+            }
+            Ok(valid.filter(|_| !none))
+        };
+        Ok(SpecialTokens {
+            bos: id("bos")?,
+            eos: id("eos")?,
+            eot: id("eot")?,
+            eom: id("eom")?,
+            unknown: id("unknown")?,
+        })
+    }
+}
+
 /// Maximum length in bytes of a SentencePiece piece; real ones stay below 100.
 const MAX_PIECE: usize = 256;
 
 impl Tokenizer {
-    /// The tokenizer of a GGUF file, or `None` if it has no vocabulary, and warnings for the user.
-    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<(Option<Tokenizer>, Vec<String>), ModelError> {
-        let mut warnings = Vec::new();
-        let Some(model) = gguf.opt_str("tokenizer.ggml.model")? else { return Ok((None, warnings)) };
-        let recipe = match model {
-            "gpt2" => byte_level(gguf, &mut warnings)?,
-            "llama" => sentence_piece(gguf)?,
-            other => {
+    /// The tokenizer of a GGUF file, or `None` if it has no vocabulary.
+    pub(crate) fn from_gguf(
+        gguf: &Gguf,
+        special: &SpecialTokens,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<Tokenizer>, ModelError> {
+        let recipe = match gguf.opt_str("tokenizer.ggml.model")? {
+            None | Some("none" | "no_vocab") => return Ok(None),
+            Some("gpt2") => byte_level(gguf, special, warnings)?,
+            Some("llama") => sentence_piece(gguf, special)?,
+            Some(other) => {
                 let cure =
                     "use gpt2 (byte-level BPE) or llama (SentencePiece), or the model's tokenizer.json";
                 return Err(ModelError::unsupported(&gguf.file, "tokenizer.ggml.model", other, cure));
             }
         };
-        Ok((Some(recipe.build()?), warnings))
+        Ok(Some(recipe.build()?))
     }
 }
 
-/// Values of `tokenizer.ggml.pre` that files are written with, one for each way to split.
-pub(super) const PRE_TOKENIZERS: [&str; 3] = ["llama-bpe", "qwen2", "qwen35"];
-
-/// How a byte-level vocabulary splits text.
-pub(super) struct Parts {
-    pub normalizer: Option<NormalizerWrapper>,
-    pub pre_tokenizer: PreTokenizerWrapper,
-    /// Llama 3's family prefers whole pieces, and begins texts with a token by default.
-    ignore_merges: bool,
-}
-
-/// The parts for a value of `tokenizer.ggml.pre`; llama.cpp treats several values alike.
-pub(super) fn pre_tokenizer(name: &str) -> Option<Result<Parts, ModelError>> {
-    let (pattern, llama3) = match name {
-        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => (LLAMA3, true),
-        "qwen2" => (QWEN2, false),
-        "qwen35" => (QWEN35, false),
-        _ => return None,
-    };
-    let split = Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
-        .map_err(|e| fail("tokenizer.ggml.pre", e));
-    Some(split.map(|split| Parts {
-        // Qwen was trained on NFC-normalised text, Llama 3 on text as it is.
-        normalizer: (!llama3).then(|| NFC.into()),
-        pre_tokenizer: PreTokenizerWrapper::Sequence(Sequence::new(vec![
-            PreTokenizerWrapper::Split(split),
-            PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, false)),
-        ])),
-        ignore_merges: llama3,
-    }))
-}
-
-fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelError> {
+fn byte_level(
+    gguf: &Gguf,
+    special: &SpecialTokens,
+    warnings: &mut Vec<String>,
+) -> Result<Recipe, ModelError> {
     let file = gguf.file.as_str();
-    let pre = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or_else(|| {
+    let name = gguf.opt_str("tokenizer.ggml.pre")?.unwrap_or_else(|| {
         warnings.push(format!(
             "{file} does not name its pre-tokenizer (tokenizer.ggml.pre): using llama-bpe; if the text looks \
              wrong, use the model's tokenizer.json"
         ));
         "llama-bpe"
     });
-    let Some(parts) = pre_tokenizer(pre) else {
-        let cure = "use llama-bpe, falcon3, qwen2 or qwen35, or the model's tokenizer.json";
-        return Err(ModelError::unsupported(file, "tokenizer.ggml.pre", pre, cure));
-    };
-    let parts = parts?;
+    let rule = pre::named(name).ok_or_else(|| {
+        let cure = "use a file whose text is split as by llama-bpe, qwen2, gpt-2 or another pre-tokenizer of \
+                    patterns over bytes, or the model's tokenizer.json";
+        ModelError::unsupported(file, "tokenizer.ggml.pre", name, cure)
+    })?;
     let merges = gguf
         .opt_array("tokenizer.ggml.merges")?
         .ok_or_else(|| ModelError::missing_field(file, "tokenizer.ggml.merges"))?
@@ -107,15 +142,15 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
         })
         .collect::<Result<_, _>>()?;
     let (vocab, added) = vocabulary(gguf)?;
-    let (prefix, suffix) = around(gguf, parts.ignore_merges)?;
+    let (prefix, suffix) = around(gguf, special, rule.begins)?;
     Ok(Recipe {
         file: file.into(),
         vocab,
         merges,
         added,
-        normalizer: parts.normalizer,
-        pre_tokenizer: Some(parts.pre_tokenizer),
-        ignore_merges: parts.ignore_merges,
+        normalizer: rule.normalizer(),
+        pre_tokenizer: Some(rule.pre_tokenizer()?),
+        ignore_merges: rule.whole_pieces,
         unknown: None,
         fuse_unknown: false,
         spelling: Spelling::ByteLevel,
@@ -127,7 +162,7 @@ fn byte_level(gguf: &Gguf, warnings: &mut Vec<String>) -> Result<Recipe, ModelEr
 
 /// A SentencePiece vocabulary has scores instead of merges: two neighbours join if their union is a piece, best score
 /// first. Written as merges in the order of the scores, that is byte-pair encoding.
-fn sentence_piece(gguf: &Gguf) -> Result<Recipe, ModelError> {
+fn sentence_piece(gguf: &Gguf, special: &SpecialTokens) -> Result<Recipe, ModelError> {
     let file = gguf.file.as_str();
     let (vocab, added) = vocabulary(gguf)?;
     let scores: Vec<f32> = gguf
@@ -157,9 +192,9 @@ fn sentence_piece(gguf: &Gguf) -> Result<Recipe, ModelError> {
         normalizers.push(Prepend::new("▁".into()).into());
     }
     normalizers.push(Replace::new(" ", "▁").map_err(|e| fail(file, e))?.into());
-    let unknown = gguf.opt_u64("tokenizer.ggml.unknown_token_id")?.unwrap_or(0);
-    let unknown = vocab.iter().find(|(_, id)| u64::from(**id) == unknown).map(|(token, _)| token.clone());
-    let (prefix, suffix) = around(gguf, true)?;
+    let unknown = special.unknown.unwrap_or(0);
+    let unknown = vocab.iter().find(|(_, id)| **id == unknown).map(|(token, _)| token.clone());
+    let (prefix, suffix) = around(gguf, special, true)?;
     Ok(Recipe {
         file: file.into(),
         merges: ranked.into_iter().map(|(_, _, _, left, right)| (left, right)).collect(),
@@ -201,24 +236,25 @@ fn vocabulary(gguf: &Gguf) -> Result<(Vocab, Vec<(u32, AddedToken)>), ModelError
         .ok_or_else(|| ModelError::field(file, "tokenizer.ggml.tokens", "is not a list of strings"))?;
     for (id, token) in strings.enumerate() {
         let token = token.ok_or_else(|| fail(file, format!("token {id} is not UTF-8")))?;
-        let kind = types.get(id).copied().unwrap_or(1);
+        let kind = types.get(id).copied().unwrap_or(NORMAL);
         // Of two equal tokens, encoding uses the first.
         let first = *vocab.entry(token.to_string()).or_insert(id as u32) == id as u32;
         if first && (kind == CONTROL || kind == USER_DEFINED) {
             added.push((id as u32, AddedToken::from(token, kind == CONTROL).normalized(false)));
         }
     }
+    for end in ends(|text| vocab.contains_key(text)) {
+        added.retain(|(_, token): &(u32, AddedToken)| token.content != end);
+        added.push((vocab[end], AddedToken::from(end, true).normalized(false)));
+    }
     Ok((vocab, added))
 }
 
 /// The ids put before and after a text.
-fn around(gguf: &Gguf, bos_by_default: bool) -> Result<(Vec<u32>, Vec<u32>), ModelError> {
-    let id = |add: &str, default: bool, key: &str| -> Result<Vec<u32>, ModelError> {
-        if !gguf.opt_bool(&format!("tokenizer.ggml.{add}"))?.unwrap_or(default) {
-            return Ok(Vec::new());
-        }
-        let id = gguf.opt_u64(&format!("tokenizer.ggml.{key}"))?;
-        Ok(id.and_then(|id| id.try_into().ok()).into_iter().collect())
+fn around(gguf: &Gguf, special: &SpecialTokens, begins: bool) -> Result<(Vec<u32>, Vec<u32>), ModelError> {
+    let ids = |add: &str, default: bool, id: Option<u32>| -> Result<Vec<u32>, ModelError> {
+        let add = gguf.opt_bool(&format!("tokenizer.ggml.{add}"))?.unwrap_or(default);
+        Ok(id.filter(|_| add).into_iter().collect())
     };
-    Ok((id("add_bos_token", bos_by_default, "bos_token_id")?, id("add_eos_token", false, "eos_token_id")?))
+    Ok((ids("add_bos_token", begins, special.bos)?, ids("add_eos_token", false, special.eos)?))
 }

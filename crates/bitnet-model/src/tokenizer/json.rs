@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, models::bpe::Vocab};
 
 use super::{CURE, Recipe, Spelling};
-use crate::{ModelError, error::one_line};
+use crate::{ModelError, error::one_line, spec::fields::without_mark};
 
 /// Maximum size in bytes of a `tokenizer.json`; Llama 3's has 17 MB.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
@@ -76,7 +76,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Recipe, ModelError> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(ModelError::TooLarge { file: FILE.into(), size: bytes.len() as u64, limit: MAX_BYTES });
     }
-    let json: Json = serde_json::from_slice(bytes).map_err(fail)?;
+    let json: Json = serde_json::from_slice(without_mark(bytes)).map_err(fail)?;
     let model = json.model;
     if let Some(other) = model.r#type.filter(|t| t != "BPE") {
         return Err(unsupported("model.type", other));
@@ -135,30 +135,59 @@ fn splitters(
     Ok((empty.get_normalizer().cloned(), empty.get_pre_tokenizer().cloned()))
 }
 
-/// Derives from the decoder how the vocabulary is spelled, and whether encoding puts a space before a text.
+/// Derives from the decoder how the vocabulary is spelled, and whether decoding removes a space that encoding puts before
+/// a text. Steps that would decode otherwise are refused by name.
 fn spelling(decoder: Option<&Value>, byte_fallback: bool) -> Result<(Spelling, bool), ModelError> {
     let steps = match decoder {
         Some(sequence) if sequence["type"] == "Sequence" => {
-            sequence["decoders"].as_array().cloned().unwrap_or_default()
+            sequence["decoders"].as_array().map(Vec::as_slice).unwrap_or_default()
         }
-        Some(one) => vec![one.clone()],
-        None => Vec::new(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
     };
-    let kinds: Vec<&str> = steps.iter().filter_map(|s| s["type"].as_str()).collect();
-    if let Some(other) = kinds
-        .iter()
-        .find(|k| !["ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"].contains(k))
-    {
-        return Err(unsupported("decoder.type", other));
+    let (mut spelling, mut strips) = (None, false);
+    for step in steps {
+        match step["type"].as_str().unwrap_or("missing") {
+            "ByteLevel" => spelling = Some(Spelling::ByteLevel),
+            "Metaspace" => {
+                only(step, "replacement", &json!("▁"))?;
+                spelling = spelling.or(Some(Spelling::SentencePiece));
+                // Old files say the same by `add_prefix_space`.
+                let never = step["prepend_scheme"] == "never"
+                    || step["prepend_scheme"].is_null() && step["add_prefix_space"] == false;
+                strips = strips || !never;
+            }
+            "Replace" => {
+                only(step, "pattern", &json!({"String": "▁"}))?;
+                only(step, "content", &json!(" "))?;
+            }
+            "Strip" => {
+                only(step, "content", &json!(" "))?;
+                only(step, "stop", &json!(0))?;
+                strips = strips || step["start"] != 0;
+            }
+            "ByteFallback" | "Fuse" => {}
+            other => return Err(unsupported("decoder.type", other)),
+        }
     }
-    if kinds.contains(&"ByteLevel") {
-        return Ok((Spelling::ByteLevel, false));
+    match spelling {
+        Some(Spelling::ByteLevel) => Ok((Spelling::ByteLevel, false)),
+        Some(Spelling::SentencePiece) => Ok((Spelling::SentencePiece, strips)),
+        None if byte_fallback => Ok((Spelling::SentencePiece, strips)),
+        None => {
+            let kinds: Vec<&str> = steps.iter().filter_map(|step| step["type"].as_str()).collect();
+            Err(unsupported("decoder", if kinds.is_empty() { "missing".into() } else { kinds.join(", ") }))
+        }
     }
-    if byte_fallback || kinds.contains(&"Metaspace") {
-        let strip = kinds.contains(&"Strip") || kinds.contains(&"Metaspace");
-        return Ok((Spelling::SentencePiece, strip));
+}
+
+/// Refuses a step of the decoder whose field has another value than the only supported one.
+fn only(step: &Value, field: &str, value: &Value) -> Result<(), ModelError> {
+    if step[field] == *value {
+        return Ok(());
     }
-    Err(unsupported("decoder", if kinds.is_empty() { "missing".into() } else { kinds.join(", ") }))
+    let kind = step["type"].as_str().unwrap_or_default();
+    Err(unsupported(&format!("decoder.{kind}.{field}"), one_line(&step[field])))
 }
 
 /// The special tokens that a `TemplateProcessing` puts before and after one text.
@@ -186,6 +215,13 @@ fn around(processor: &Value) -> Result<(Vec<u32>, Vec<u32>), ModelError> {
                 }
             }
             Ok((prefix, suffix))
+        }
+        Some("BertProcessing" | "RobertaProcessing") => {
+            let id = |field: &str| {
+                let id = processor[field].get(1).and_then(Value::as_u64).and_then(|id| id.try_into().ok());
+                id.ok_or_else(|| fail(format!("post_processor: {field} has no id")))
+            };
+            Ok((vec![id("cls")?], vec![id("sep")?]))
         }
         other => Err(unsupported("post_processor.type", other.unwrap_or("missing"))),
     }

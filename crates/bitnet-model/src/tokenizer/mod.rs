@@ -4,9 +4,11 @@
 //! vocabulary in a GGUF file. Decoding is done here from the bytes of each token, so that a stream of ids and a list of
 //! ids give the same text.
 
+pub(crate) mod config;
 mod export;
 mod gguf;
 mod json;
+mod pre;
 mod stream;
 
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use tokenizers::{
     models::bpe::{BPE, Merges, Vocab},
 };
 
+pub(crate) use gguf::{SpecialTokens, ends};
 pub(crate) use json::MAX_BYTES as MAX_JSON_BYTES;
 pub use stream::DecodeStream;
 
@@ -225,6 +228,13 @@ impl Tokenizer {
     /// If the file is damaged or of an unsupported kind.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, ModelError> {
         json::read(bytes)?.build()
+    }
+
+    /// Reads the tokenizer of a Hugging Face folder: `tokenizer.json`, and the contents of `tokenizer_config.json`.
+    pub(crate) fn from_folder(bytes: &[u8], config: &serde_json::Value) -> Result<Tokenizer, ModelError> {
+        let mut recipe = json::read(bytes)?;
+        config::extend(&mut recipe, config)?;
+        recipe.build()
     }
 
     /// Encodes `text`. `add_special` adds the tokens that the model expects around a text, such as begin-of-text; a

@@ -18,9 +18,11 @@ fn converted(from: &Checkpoint, target: Target, to: &Path) -> Result<Checkpoint,
 }
 
 /// What a model's own defaults make of a request that sets nothing: temperature, `top_k` and `top_p`.
-fn sampling(defaults: &GenerationDefaults) -> (Option<f32>, Option<usize>, Option<f32>) {
+/// What defaults say about sampling; temperature 0 is how GGUF says that a model is not meant to be sampled.
+fn sampling(defaults: &GenerationDefaults) -> GenerationDefaults {
     let greedy = defaults.do_sample == Some(false);
-    (if greedy { Some(0.0) } else { defaults.temperature }, defaults.top_k, defaults.top_p)
+    let temperature = if greedy { Some(0.0) } else { defaults.temperature };
+    GenerationDefaults { temperature, do_sample: None, eos: Vec::new(), bos: None, ..defaults.clone() }
 }
 
 fn assert_same(a: &Checkpoint, b: &Checkpoint, target: Target, what: &str) {
@@ -170,7 +172,13 @@ fn a_packed_folder_has_one_type_of_floats_and_names_it() {
 fn sampling_defaults_travel_through_every_format() {
     let greedy = GenerationDefaults { do_sample: Some(false), top_p: Some(0.9), ..Default::default() };
     let some = GenerationDefaults { temperature: Some(0.7), top_k: Some(20), ..Default::default() };
-    let all = GenerationDefaults { top_p: Some(0.5), do_sample: Some(true), ..some.clone() };
+    let all = GenerationDefaults {
+        top_p: Some(0.5),
+        min_p: Some(0.1),
+        repetition_penalty: Some(1.25),
+        do_sample: Some(true),
+        ..some.clone()
+    };
     for defaults in [GenerationDefaults::default(), greedy, some, all] {
         let mut from = Checkpoint::synthetic("synthetic", Synthetic::named("tiny").unwrap());
         from.defaults = defaults.clone();

@@ -214,8 +214,8 @@ fn what_is_not_computed_is_refused_by_name() {
             &["rope.dimension_count is 32"],
         ),
         (
-            gguf(|g| g.set_text("tokenizer.ggml.pre", "gpt-2")),
-            &["tokenizer.ggml.pre is gpt-2", "tokenizer.json"],
+            gguf(|g| g.set_text("tokenizer.ggml.pre", "kimi-k2")),
+            &["tokenizer.ggml.pre is kimi-k2", "tokenizer.json"],
         ),
         (gguf(|g| g.set_text("tokenizer.ggml.model", "t5")), &["tokenizer.ggml.model is t5"]),
     ];

@@ -128,6 +128,13 @@ impl GgufEdit {
         self.set(key, 8, text(value));
     }
 
+    /// The values of an array of strings.
+    pub fn texts(&self, key: &str) -> Vec<String> {
+        let (_, _, raw) = self.entries.iter().find(|e| e.0 == key).unwrap_or_else(|| panic!("{key}"));
+        let mut r = Reader(raw, 4);
+        (0..r.u64()).map(|_| r.string()).collect()
+    }
+
     pub fn set_texts(&mut self, key: &str, values: &[String]) {
         let mut raw = 8u32.to_le_bytes().to_vec();
         raw.extend((values.len() as u64).to_le_bytes());

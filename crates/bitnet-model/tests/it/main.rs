@@ -3,13 +3,17 @@
 mod conventions;
 mod converted;
 mod embedding;
+mod ends;
 mod families;
+mod folders;
 mod forms;
 mod gguf_edit;
 mod grouped;
 mod hybrid;
 mod loading;
 mod panels;
+mod parts;
+mod pre_tokenizers;
 mod support;
 mod text;
 mod truncations;

@@ -174,8 +174,6 @@ fn vocabularies_that_contradict_themselves_are_refused() {
     assert!(orphan.contains("merge zzz + yyy has a part that is not in the vocabulary"), "{orphan}");
     let one = refused(|g| g.set_texts("tokenizer.ggml.merges", &["he".into()]));
     assert!(one.contains("is not two tokens"), "{one}");
-    let bos = refused(|g| g.set("tokenizer.ggml.bos_token_id", 4, 5000u32.to_le_bytes().into()));
-    assert!(bos.contains("special token 5000 is not in the vocabulary of 512"), "{bos}");
 
     let json = std::fs::read_to_string(fixture("bitnet-packed/tokenizer.json")).unwrap();
     let refused = |from: &str, to: &str| {
