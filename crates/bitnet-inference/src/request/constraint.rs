@@ -48,6 +48,13 @@ impl TokenSet {
         }
     }
 
+    /// Removes a token.
+    pub fn remove(&mut self, token: u32) {
+        if let Some(word) = self.words.get_mut(token as usize / 32) {
+            *word &= !(1 << (token % 32));
+        }
+    }
+
     /// Adds the tokens of a bit set with 32 tokens a word, lowest bit first; ignores those outside the vocabulary.
     pub fn insert_words(&mut self, words: &[u32]) {
         self.words.iter_mut().zip(words).for_each(|(mine, more)| *mine |= more);
@@ -93,6 +100,9 @@ mod tests {
         set.insert(3);
         set.insert(69);
         set.insert(70);
+        set.insert(5);
+        set.remove(5);
+        set.remove(700);
         set.insert_words(&[1 << 31, 0, u32::MAX, u32::MAX]);
         let held: Vec<u32> = (0..200).filter(|&t| set.contains(t)).collect();
         assert_eq!(held, [3, 31, 64, 65, 66, 67, 68, 69]);

@@ -43,12 +43,17 @@ pub(crate) async fn answer<D: Dialect>(app: Arc<App>, request: Request) -> Resul
     };
     let service = app.service()?;
     let pieces = begin(service, &job)?;
-    let (chat, seed) = (job.chat, job.seed);
+    let (chat, seed, relaxed) = (job.chat, job.seed, job.relaxed.join(", "));
     let response = match job.stream {
         true => streamed(service, job, pieces, dialect).await?,
         false => whole(service, job, pieces, dialect).await?,
     };
-    Ok(with_headers(response, service, chat, seed))
+    let mut response = with_headers(response, service, chat, seed);
+    if !relaxed.is_empty() {
+        let names = HeaderValue::try_from(relaxed).expect("names of tools are plain");
+        response.headers_mut().insert("x-relaxed-tools", names);
+    }
+    Ok(response)
 }
 
 /// Reads a body as a job, with the dialect that writes its answer.

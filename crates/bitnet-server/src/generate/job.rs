@@ -1,25 +1,21 @@
 //! Reads a body and headers into a job: requests to the engine, and what their answer needs.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::http::HeaderMap;
 use bitnet::inference::{GenerationConfig, Output, Priority, Request};
-use bitnet::schema::Schema;
+use bitnet::{model::CallForm, schema::Schema, thought::ThoughtRule};
 use sha2::Sha256;
 
 use super::{
-    constraint::constraint,
+    constraint::{Constrained, constraint},
     conversation::Conversation,
     grammar::Format,
     limits::{check_generated, check_size},
     position::{Position, Resume},
     prompt::Encoder,
     read::take_all,
-    tools::{
-        Offer,
-        form::{Form, Thoughts},
-        reader::Calls,
-    },
+    tools::{Offer, reader::Calls},
 };
 use crate::{
     http::{
@@ -44,8 +40,10 @@ pub(crate) struct Parsed {
     pub best: Option<usize>,
     /// Number of tokens at the end of the prompt that another server has generated and that belong to the answer.
     pub generated: usize,
-    /// The tools that may be called, how calls are written, and what may precede them.
-    pub offer: Option<(Offer, Form, Thoughts)>,
+    /// The tools that may be called, and how calls are written.
+    pub offer: Option<(Offer, Arc<CallForm>)>,
+    /// How a thought before the answer is written, if one may follow the prompt.
+    pub thought: Option<Arc<ThoughtRule>>,
     /// The format of the text, after the name of the field that asks for it.
     pub format: Option<(&'static str, Format)>,
     pub priority: Priority,
@@ -74,6 +72,8 @@ pub(crate) struct Job {
     pub echo: bool,
     /// How tool calls are written in the answer, if it may contain any.
     pub calls: Option<Calls>,
+    /// The tools whose arguments can be any object, because a grammar cannot hold their schemas.
+    pub relaxed: Vec<String>,
     /// Whether choices carry their token ids.
     pub token_ids: bool,
     pub seed: u64,
@@ -105,7 +105,7 @@ impl Job {
 
     /// Makes a job of what a body asks for. `digest` is that of the body without its seed.
     fn new(
-        parsed: Parsed,
+        mut parsed: Parsed,
         digest: Sha256,
         service: &Service,
         headers: &HeaderMap,
@@ -113,13 +113,10 @@ impl Job {
     ) -> Result<Job, ApiError> {
         let given_seed = seed(parsed.config.seed, headers)?;
         check_generated(&parsed, given_seed.is_some())?;
-        let schema = constraint(&parsed, service)?;
+        let Constrained { schema, relaxed } = constraint(&mut parsed, service)?;
         let Parsed { prompts, mut config, best, offer, priority, salt, stream, .. } = parsed;
-        let Parsed { chat, generated, token_ids, names, .. } = parsed;
-        let calls = offer.map(|(offer, form, _)| Calls {
-            form,
-            names: offer.tools.into_iter().map(|tool| tool.name).collect(),
-        });
+        let Parsed { chat, generated, token_ids, names, thought, .. } = parsed;
+        let calls = offer.map(|(offer, form)| Calls { form, tools: offer.tools.into() });
         // Small enough for clients whose numbers are doubles.
         let seed = given_seed.unwrap_or_else(|| fresh() >> 11);
         let choices = prompts.len() * config.n;
@@ -137,6 +134,7 @@ impl Job {
             salt,
             output: if echo && logprobs { Output::Scored } else { Output::Tokens },
             constraint: schema.as_ref().map(Schema::constraint),
+            thought: thought.clone(),
             ..Request::new(prompt, config.clone())
         };
         let requests: Vec<Request> = prompts.into_iter().map(request).collect();
@@ -150,6 +148,7 @@ impl Job {
             logprobs,
             echo,
             calls,
+            relaxed,
             token_ids,
             seed,
             has_deadline: reading.has_deadline,
@@ -190,6 +189,7 @@ impl Parsed {
             best: None,
             generated: 0,
             offer: conversation.offer,
+            thought: conversation.thought,
             format: None,
             priority: Priority::Normal,
             salt: 0,

@@ -72,7 +72,8 @@ impl Turn {
         }
         if piece.finish.is_some() {
             self.finish = piece.finish;
-            for part in self.reader.finish() {
+            let cut = self.is_cut_off();
+            for part in self.reader.finish(cut) {
                 self.add_part(part, each);
             }
             if self.items.is_empty() {

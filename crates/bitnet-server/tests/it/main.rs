@@ -5,6 +5,7 @@ mod anthropic;
 mod bounds;
 mod choices;
 mod clients;
+mod constraints;
 mod description;
 mod embeddings;
 mod endings;

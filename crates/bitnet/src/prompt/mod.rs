@@ -66,6 +66,5 @@ impl Conversation {
 
 /// Whether a template writes tools and calls itself.
 pub fn writes_tools(template: &ChatTemplate) -> bool {
-    let bare = template.source().contains("\"parameters\"") && template.asks_for("ipython");
-    template.asks_for("tools") && (template.source().contains(plain::OPEN) || bare)
+    template.conventions().calls.is_some()
 }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use super::{
     Schema,
     number::{Digits, Number},
+    thought::{Prefaced, Read},
 };
 
 impl Schema {
@@ -33,11 +34,7 @@ impl Constraint for SchemaConstraint {
         let mut texts = self.texts.lock();
         let text = texts.entry(choice).or_insert_with(|| Text::new(&self.schema));
         text.follow(generated, &self.schema)?;
-        match &mut text.part {
-            Part::Free(_) => allowed.insert_all(),
-            Part::Bound(bound) => bound.allow(&self.schema.digits, allowed)?,
-        }
-        Ok(())
+        text.part.allow(&self.schema, allowed)
     }
 }
 
@@ -55,6 +52,10 @@ struct Text {
 
 /// The state of a text.
 enum Part {
+    /// In the thought before the text, or where one may begin.
+    Thought(Prefaced),
+    /// Between the thought and the text, after this many tokens of the gap.
+    Gap(usize),
     /// In the free part, where any token may follow. Holds the end of the text that may belong to an opening.
     Free(Vec<u8>),
     /// In the part that follows the schema.
@@ -68,9 +69,9 @@ struct Bound {
 
 impl Text {
     fn new(schema: &Schema) -> Self {
-        let part = match schema.within {
-            Some(_) => Part::Free(Vec::new()),
-            None => Part::Bound(Box::new(Bound::new(schema))),
+        let part = match &schema.preface {
+            Some(preface) => Part::Thought(Prefaced::new(preface)),
+            None => Part::begin(schema),
         };
         Text { read: Vec::new(), part }
     }
@@ -89,30 +90,109 @@ impl Text {
 }
 
 impl Part {
+    /// The beginning of the text that follows the schema, wholly or in parts.
+    fn begin(schema: &Schema) -> Part {
+        match schema.within {
+            Some(_) => Part::Free(Vec::new()),
+            None => Part::Bound(Box::new(Bound::new(schema))),
+        }
+    }
+
     fn read(&mut self, token: u32, schema: &Schema) -> Result<(), ConstraintError> {
-        match (&mut *self, &schema.within) {
-            (Part::Free(end), Some(within)) => {
-                end.extend_from_slice(schema.digits.text(token));
-                if let Some(at) = within.opens.find(end) {
-                    let rest = end.split_off(at);
-                    // A token that opens the part but continues in a way that the schema forbids does not open it.
-                    match Bound::after(schema, &rest) {
-                        Some(bound) => *self = Part::Bound(Box::new(bound)),
-                        None => *end = rest,
-                    }
-                } else {
-                    within.opens.forget(end);
+        match &mut *self {
+            Part::Thought(thought) => match thought.read(token, schema.digits.text(token)) {
+                Read::On => {}
+                Read::Gap => *self = Part::Gap(0),
+                Read::After(bytes) => *self = Part::after(schema, bytes)?,
+                Read::Text => {
+                    let undecided = std::mem::take(&mut thought.undecided);
+                    *self = Part::begin(schema);
+                    undecided.into_iter().chain([token]).try_for_each(|token| self.read(token, schema))?;
+                }
+            },
+            Part::Gap(read) => {
+                *read += 1;
+                let gap = schema.preface.as_ref().map_or(&[][..], |preface| preface.gap());
+                if schema.within.is_some() || gap.get(*read - 1) != Some(&token) {
+                    *self = Part::begin(schema);
+                    self.read(token, schema)?;
                 }
             }
-            (Part::Bound(bound), within) => {
+            Part::Free(end) => {
+                end.extend_from_slice(schema.digits.text(token));
+                self.open(schema);
+            }
+            Part::Bound(bound) => {
                 bound.read(token, &schema.digits)?;
-                if within.as_ref().is_some_and(|within| within.again)
+                if schema.within.as_ref().is_some_and(|within| within.again)
                     && bound.matcher.is_accepting().map_err(problem)?
                 {
                     *self = Part::Free(Vec::new());
                 }
             }
-            (Part::Free(_), None) => {}
+        }
+        Ok(())
+    }
+
+    /// The text of a schema that has begun with these bytes.
+    fn after(schema: &Schema, bytes: Vec<u8>) -> Result<Part, ConstraintError> {
+        if schema.within.is_some() {
+            let mut part = Part::Free(bytes);
+            part.open(schema);
+            return Ok(part);
+        }
+        let bound = Bound::after(schema, &bytes);
+        let bound = bound.ok_or_else(|| problem("the text after the thought does not follow the format"))?;
+        Ok(Part::Bound(Box::new(bound)))
+    }
+
+    /// Begins the part that follows the schema if the end of a free text opens it.
+    fn open(&mut self, schema: &Schema) {
+        let (Part::Free(end), Some(within)) = (&mut *self, &schema.within) else { return };
+        match within.opens.find(end) {
+            Some(at) => {
+                let rest = end.split_off(at);
+                // A token that opens the part but continues in a way that the schema forbids does not open it.
+                match Bound::after(schema, &rest) {
+                    Some(bound) => *self = Part::Bound(Box::new(bound)),
+                    None => *end = rest,
+                }
+            }
+            None => within.opens.forget(end),
+        }
+    }
+
+    fn allow(&mut self, schema: &Schema, allowed: &mut TokenSet) -> Result<(), ConstraintError> {
+        match self {
+            Part::Free(_) => allowed.insert_all(),
+            Part::Bound(bound) => bound.allow(&schema.digits, allowed)?,
+            Part::Thought(_) | Part::Gap(_) if schema.within.is_some() => allowed.insert_all(),
+            Part::Thought(thought) if thought.is_undecided() => {
+                // The text itself may begin here, as well as a thought.
+                let mut bound = Bound::new(schema);
+                let fits = thought.undecided.iter().try_for_each(|&token| bound.read(token, &schema.digits));
+                if fits.is_ok() {
+                    bound.allow(&schema.digits, allowed)?;
+                }
+                thought.opening().into_iter().for_each(|token| allowed.insert(token));
+            }
+            Part::Thought(thought) => {
+                // A thought must end before the text can.
+                allowed.insert_all();
+                schema.eos.iter().for_each(|&token| allowed.remove(token));
+                // A token that completes the end marker may only go on as the text begins.
+                let tokens = if thought.is_closing() { schema.digits.tokens() } else { 0..0 };
+                for token in tokens {
+                    let answer = thought.answer(schema.digits.text(token));
+                    if answer.is_some_and(|answer| Bound::after(schema, answer).is_none()) {
+                        allowed.remove(token);
+                    }
+                }
+            }
+            Part::Gap(read) => match schema.preface.as_ref().and_then(|preface| preface.gap().get(*read)) {
+                Some(&token) => allowed.insert(token),
+                None => Bound::new(schema).allow(&schema.digits, allowed)?,
+            },
         }
         Ok(())
     }

@@ -6,22 +6,21 @@ mod followed;
 mod normal;
 mod number;
 mod strings;
+mod thought;
+mod vocabulary;
 
 use std::{
     fmt,
     sync::{Arc, OnceLock},
 };
 
+use bitnet_inference::ThoughtRule;
 use bitnet_model::Tokenizer;
-use llguidance::{
-    Matcher, ParserFactory,
-    api::TopLevelGrammar,
-    toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
-};
+use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
 pub use serde_json::Value;
 use serde_json::json;
 
-use self::{exact::Rules, number::Digits};
+use self::{exact::Rules, number::Digits, thought::Preface};
 use crate::Error;
 #[doc(hidden)]
 pub use strings::StringTracker;
@@ -44,6 +43,9 @@ pub struct Schema {
     /// Whether JSON in the text can be within other text.
     embedded: bool,
     within: Option<Within>,
+    /// The thought before the text that the schema is for.
+    preface: Option<Arc<Preface>>,
+    eos: Arc<[u32]>,
 }
 
 /// Which part of an otherwise free text follows a schema.
@@ -144,7 +146,8 @@ impl Schemas {
     }
 
     fn checked(&self, grammar: TopLevelGrammar, embedded: bool) -> Result<Schema, Error> {
-        let factory = self.factory.get_or_init(|| self.factory());
+        let factory = || vocabulary::factory(self.tokenizer.as_ref(), &self.eos, self.vocab);
+        let factory = self.factory.get_or_init(factory);
         let factory = factory.as_ref().map_err(|problem| refused(problem.clone()))?;
         let start = Matcher::new(factory.create_parser(grammar));
         if let Some(problem) = start.get_error() {
@@ -155,25 +158,14 @@ impl Schemas {
         first.map_err(|e| refused(format!("no text begins in this format: {e}")))?;
         let digits = || Arc::new(Digits::new(self.tokenizer.clone(), self.vocab));
         let digits = Arc::clone(self.digits.get_or_init(digits));
-        Ok(Schema { start: Arc::new(start), digits, embedded, within: None })
-    }
-
-    fn factory(&self) -> Result<ParserFactory, String> {
-        let tokenizer = self
-            .tokenizer
-            .as_ref()
-            .ok_or("this model has no tokenizer, so its texts cannot follow a format")?;
-        let [eos, ..] = self.eos[..] else {
-            return Err("this model has no end token, so a format could not end".into());
-        };
-        let info = TokRxInfo::new(self.vocab as u32, eos);
-        let words: Vec<Vec<u8>> = (0..self.vocab as u32).map(|id| word(tokenizer, id)).collect();
-        let trie = TokTrie::from(&info, &words).with_eos_tokens(&self.eos);
-        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
-        factory.quiet();
-        factory.limits_mut().verbose_errors = false;
-        Ok(factory)
+        Ok(Schema {
+            start: Arc::new(start),
+            digits,
+            embedded,
+            within: None,
+            preface: None,
+            eos: self.eos[..].into(),
+        })
     }
 }
 
@@ -204,20 +196,19 @@ pub fn spaced(mut schema: Value) -> Value {
     schema
 }
 
-/// The bytes of a token. Control tokens are marked, so that no text matches one.
-fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
-    let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-    match tokenizer.is_special(id) {
-        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
-        false => bytes.to_vec(),
-    }
-}
-
 impl Schema {
     /// The same schema, for only a part of the text.
     #[must_use]
     pub fn within(self, within: Within) -> Self {
         Schema { within: Some(within), ..self }
+    }
+
+    /// The same schema, for the answer after a thought. The thought is free. If the whole answer follows the schema, the
+    /// gap of the rule comes between the end marker and the answer, in the tokens that a prompt has there.
+    #[must_use]
+    pub fn after_thought(self, rule: &Arc<ThoughtRule>) -> Self {
+        let preface = Preface::new(rule, self.digits.tokenizer());
+        Schema { preface: Some(Arc::new(preface)), ..self }
     }
 }
 

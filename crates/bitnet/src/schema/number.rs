@@ -24,6 +24,16 @@ impl Digits {
         digits
     }
 
+    /// All tokens of the vocabulary.
+    pub fn tokens(&self) -> std::ops::Range<u32> {
+        0..32 * self.leading.len() as u32
+    }
+
+    /// The tokenizer of the vocabulary.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
     /// The bytes that a token adds to a text; none for a control token.
     pub fn text(&self, id: u32) -> &[u8] {
         let tokenizer = self.tokenizer.as_ref();

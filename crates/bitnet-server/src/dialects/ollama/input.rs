@@ -34,7 +34,7 @@ pub(super) fn read_prompt(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Res
             return Err(ApiError::field("system", "a raw prompt has no system message"));
         }
         let tokens = encoder.json(fields.need_raw("prompt")?, true, "prompt")?;
-        return finish("prompt", fields, Conversation { tokens, offer: None }, encoder);
+        return finish("prompt", fields, Conversation { tokens, offer: None, thought: None }, encoder);
     }
     let prompt = Message::new("user", fields.need::<String>("prompt")?);
     let messages = system.map(|text| Message::new("system", text)).into_iter().chain([prompt]).collect();

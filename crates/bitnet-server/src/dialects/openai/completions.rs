@@ -33,7 +33,7 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>, stream: bool)
     let generated = fields.take("generated_tokens")?.unwrap_or(0);
     fields.only("add_special_tokens", &[json!(true)])?;
     harmless::of_both(fields)?;
-    let none = Conversation { tokens: Vec::new(), offer: None };
+    let none = Conversation { tokens: Vec::new(), offer: None, thought: None };
     Ok(Parsed { chat: false, prompts, best, generated, ..Parsed::turn(none, config) })
 }
 

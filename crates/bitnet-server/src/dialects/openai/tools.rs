@@ -113,9 +113,11 @@ pub(super) fn past_calls(fields: &mut Fields<'_>) -> Result<Vec<ToolCall>, ApiEr
         call.harmless("index", &[])?;
         let id = call.need("id")?;
         let mut function = call.need_object("function")?;
-        let (name, arguments) = (function.need("name")?, function.need("arguments")?);
+        let (name, arguments): (_, String) = (function.need("name")?, function.need("arguments")?);
         function.finish()?;
         call.finish()?;
+        // Some clients send back no text where there were no arguments.
+        let arguments = if arguments.trim().is_empty() { "{}".into() } else { arguments };
         Ok(ToolCall { id, name, arguments })
     };
     listed.into_iter().enumerate().map(call).collect()

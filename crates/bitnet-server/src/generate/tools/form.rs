@@ -1,43 +1,34 @@
 //! How a model writes tool calls: the grammar of an answer that may call tools.
 
-use bitnet::schema::{Opens, Within};
-use bitnet::{model::ChatTemplate, prompt::writes_tools};
+use std::sync::Arc;
+
+use bitnet::{
+    model::{CallForm, CallSyntax, ChatTemplate},
+    prompt::writes_tools,
+    schema::{Opens, Within},
+};
 use serde_json::json;
 
-use super::{Offer, Tool};
+use super::{Offer, Tool, xml};
 use crate::generate::grammar::Format;
 
-/// The beginning of a call that may have text around it.
-pub(super) const OPEN: &str = "<tool_call>";
-/// The end of such a call.
-pub(super) const CLOSE: &str = "</tool_call>";
-
-/// How calls are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// `<tool_call>`, an object with `name` and `arguments`, `</tool_call>`, anywhere and any number of times: Qwen,
-    /// Hermes, and every model without a form of its own.
-    Tagged,
-    /// An object with `name` and `parameters` that is the whole answer: Llama 3.
-    Bare,
+/// The form of a model's calls: that of its template, or the one that prompts teach where a template has none.
+pub(crate) fn form(template: Option<&ChatTemplate>) -> Arc<CallForm> {
+    let own = template.filter(|template| writes_tools(template));
+    Arc::new(own.and_then(|template| template.conventions().calls.clone()).unwrap_or_else(taught))
 }
 
-impl Form {
-    /// The form of a model.
-    pub fn of(template: Option<&ChatTemplate>) -> Form {
-        let bare = |template: &&ChatTemplate| writes_tools(template) && !template.source().contains(OPEN);
-        match template.filter(bare) {
-            Some(_) => Form::Bare,
-            None => Form::Tagged,
-        }
-    }
-
-    /// The name of the field that holds a call's arguments.
-    pub(super) fn arguments(self) -> &'static str {
-        match self {
-            Form::Tagged => "arguments",
-            Form::Bare => "parameters",
-        }
+/// An object between tags, anywhere and any number of times.
+pub(super) fn taught() -> CallForm {
+    CallForm {
+        syntax: CallSyntax::Json { name: "name".into(), arguments: "arguments".into() },
+        open: "<tool_call>\n".into(),
+        close: "\n</tool_call>".into(),
+        after_text: Some("\n".into()),
+        after_thought: String::new(),
+        between: "\n".into(),
+        after: String::new(),
+        parallel: true,
     }
 }
 
@@ -51,84 +42,72 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// The rule for an answer that may or must call tools. `thoughts` may precede the answer; `format` applies to an
-    /// answer without calls.
-    pub fn new(offer: &Offer, form: Form, thoughts: Thoughts, format: Option<&Format>) -> Rule {
-        let calls = calls(offer, form);
+    /// The rule for an answer that may or must call tools. `format` applies to an answer without calls.
+    ///
+    /// # Errors
+    /// What in the schema of a tool the grammar cannot hold.
+    pub fn new(offer: &Offer, form: &CallForm, format: Option<&Format>) -> Result<Rule, String> {
+        let array = matches!(form.syntax, CallSyntax::Array { .. });
+        let several = offer.parallel && form.parallel;
+        let calls = calls(&offer.tools, form, several)?;
         let free = !offer.required && format.is_none();
-        let (start, within) = match (free, form) {
-            (true, Form::Tagged) => {
-                let within = Within { opens: Opens::After(OPEN.into()), again: offer.parallel };
+        let (start, within) = match (free, form.open.trim()) {
+            (true, "") => {
+                let within = Within { opens: Opens::Object(name_of(form).into()), again: false };
+                ("call".to_owned(), Some(within))
+            }
+            (true, open) => {
+                let within = Within { opens: Opens::After(open.into()), again: several && !array };
                 ("call_rest".to_owned(), Some(within))
             }
-            (true, Form::Bare) => {
-                ("call".to_owned(), Some(Within { opens: Opens::Object("name".into()), again: false }))
-            }
-            (false, form) => {
-                let several = if form == Form::Tagged && offer.parallel { " (\"\\n\" call)*" } else { "" };
+            (false, _) => {
+                let next = match several && !array && !form.open.is_empty() {
+                    true => format!(" ({} call)*", json!(form.between)),
+                    false => String::new(),
+                };
                 let format = format.filter(|_| !offer.required);
                 let format = format.map(|format| format!(" | {}", format.lark())).unwrap_or_default();
-                (format!("{}(call{several}{format})", thoughts.lark()), None)
+                (format!("(call{next}{format})"), None)
             }
         };
-        let thoughts = if within.is_none() { thoughts.rule() } else { "" };
-        Rule { lark: format!("start: {start}\n{thoughts}{calls}"), within }
+        Ok(Rule { lark: format!("start: {start}\n{calls}"), within })
     }
 }
 
-/// The thoughts that a model writes before an answer that must follow a grammar.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Thoughts {
-    None,
-    /// `<think>`, anything, `</think>`, or nothing.
-    Possible,
-    /// Anything up to `</think>`, because the prompt ends with `<think>`.
-    Open,
-}
-
-impl Thoughts {
-    /// The thoughts that may follow a prompt.
-    pub fn of(template: Option<&ChatTemplate>, prompt: &str) -> Thoughts {
-        let prompt = prompt.trim_end();
-        match template {
-            Some(_) if prompt.ends_with("<think>") => Thoughts::Open,
-            // A prompt that ends with `</think>` allows no further thoughts.
-            Some(template) if template.asks_for_thinking() && !prompt.ends_with("</think>") => {
-                Thoughts::Possible
-            }
-            _ => Thoughts::None,
-        }
-    }
-
-    fn lark(self) -> &'static str {
-        match self {
-            Thoughts::None => "",
-            Thoughts::Possible => "(thoughts gap)? ",
-            Thoughts::Open => "thoughts gap ",
-        }
-    }
-
-    fn rule(self) -> &'static str {
-        match self {
-            Thoughts::None => "",
-            Thoughts::Possible => "thoughts[lazy]: /<think>(.|\\n)*<\\/think>/\ngap: (\"\\n\" \"\\n\"?)?\n",
-            Thoughts::Open => "thoughts[lazy]: /(.|\\n)*<\\/think>/\ngap: (\"\\n\" \"\\n\"?)?\n",
-        }
+/// The field with the name of a call that is written as an object.
+fn name_of(form: &CallForm) -> &str {
+    match &form.syntax {
+        CallSyntax::Json { name, .. } | CallSyntax::Array { name, .. } => name,
+        CallSyntax::Xml { .. } => "name",
     }
 }
 
-/// The grammar's rules `call`, a call of any of the tools, and `call_rest`, the part of a call after [`OPEN`].
-fn calls(offer: &Offer, form: Form) -> String {
-    let (open, close) = match form {
-        Form::Tagged => (format!("{:?} ", OPEN), format!(" {:?}", format!("\n{CLOSE}"))),
-        Form::Bare => (String::new(), String::new()),
+/// The grammar's rules `call`, a call of any of the tools (in an array, several), and `call_rest`, the part of it after
+/// the opening tag.
+fn calls(tools: &[Tool], form: &CallForm, several: bool) -> Result<String, String> {
+    let CallForm { open, close, syntax, .. } = form;
+    let tag = open.trim();
+    let (before, after) = match syntax {
+        CallSyntax::Array { .. } => (format!("{}[\n  ", &open[tag.len()..]), format!("\n]{close}")),
+        _ => (open[tag.len()..].to_owned(), close.clone()),
     };
-    let space = if form == Form::Tagged { "\"\\n\"? " } else { "" };
-    let each: Vec<String> = (0..offer.tools.len()).map(|i| format!("call_{i}")).collect();
-    let mut lark = format!("call: {open}call_rest\ncall_rest: {space}({}){close}\n", each.join(" | "));
-    for (i, Tool { name, arguments }) in offer.tools.iter().enumerate() {
-        let head = format!("{{\"name\": {}, \"{}\": ", json!(name), form.arguments());
-        lark += &format!("call_{i}: {} %json {arguments} \"}}\"\n", json!(head));
+    let literal = |text: &str| if text.is_empty() { String::new() } else { format!("{} ", json!(text)) };
+    let more = match syntax {
+        CallSyntax::Array { .. } if several => "(\",\\n  \" any)* ",
+        _ => "",
+    };
+    let each: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
+    let (tag, before, after) = (literal(tag), literal(&before), literal(&after));
+    let mut lark =
+        format!("call: {tag}call_rest\ncall_rest: {before}any {more}{after}\nany: {}\n", each.join(" | "));
+    for (i, tool) in tools.iter().enumerate() {
+        lark += &match syntax {
+            CallSyntax::Xml { literals } => xml::rules(i, tool, *literals)?,
+            CallSyntax::Json { name, arguments } | CallSyntax::Array { name, arguments } => {
+                let head = format!("{{{}: {}, {}: ", json!(name), json!(tool.name), json!(arguments));
+                format!("call_{i}: {} %json {} \"}}\"\n", json!(head), tool.arguments)
+            }
+        };
     }
-    lark
+    Ok(lark)
 }

@@ -3,6 +3,9 @@
 
 pub(crate) mod form;
 pub(crate) mod reader;
+mod values;
+mod xml;
+mod xml_reader;
 
 use serde_json::{Value, json, value::RawValue};
 
@@ -126,6 +129,9 @@ fn arguments(parameters: Option<Value>) -> Result<Value, &'static str> {
     match schema.get("type") {
         None => drop(schema.insert("type".into(), json!("object"))),
         Some(kind) if kind == "object" => {}
+        Some(Value::Array(kinds)) if kinds.iter().any(|kind| kind == "object") => {
+            drop(schema.insert("type".into(), json!("object")));
+        }
         Some(_) => return Err("its `type` must be `object`"),
     }
     let says = [

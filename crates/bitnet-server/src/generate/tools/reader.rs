@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
+use bitnet::model::{CallForm, CallSyntax};
 use bitnet::schema::StringTracker;
 
 use super::{
-    MAX_NAME,
-    form::{CLOSE, Form, OPEN},
+    MAX_NAME, Tool,
+    xml_reader::{XmlCall, XmlHead},
 };
 
 /// How calls are written in an answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Calls {
-    pub form: Form,
+    pub form: Arc<CallForm>,
     /// The tools that may be called.
-    pub names: Arc<[String]>,
+    pub tools: Arc<[Tool]>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,15 +38,16 @@ pub(crate) struct Reader {
     count: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum State {
     /// Only text can follow.
     Plain,
     /// In text, until a call opens.
     Text,
-    /// A call has opened, with this text before its brace.
+    /// A call has opened, with this text before its name.
     Head(String),
     Arguments(Depth),
+    Parameters(Box<XmlCall>),
     /// The arguments have ended, but the call has not.
     Tail,
 }
@@ -57,15 +59,38 @@ struct Depth {
     strings: StringTracker,
 }
 
+/// The first tag of a call in a text.
+const FUNCTION: &str = "<function=";
+
+impl Calls {
+    fn open(&self) -> &str {
+        self.form.open.trim()
+    }
+
+    fn tool(&self, name: &str) -> Option<&Tool> {
+        self.tools.iter().find(|tool| tool.name == name)
+    }
+
+    fn is_xml(&self) -> bool {
+        matches!(self.form.syntax, CallSyntax::Xml { .. })
+    }
+
+    /// The texts that may open a call.
+    fn openings(&self) -> impl Iterator<Item = &str> {
+        [self.open()].into_iter().chain(self.is_xml().then_some(FUNCTION)).filter(|open| !open.is_empty())
+    }
+}
+
 impl Reader {
     /// Makes a reader of calls, or of text only.
     pub fn new(calls: Option<Calls>) -> Self {
-        let state = match calls.as_ref().map(|calls| calls.form) {
+        let mut reader = Reader { calls, state: State::Plain, held: String::new(), count: 0 };
+        reader.state = match &reader.calls {
             None => State::Plain,
-            Some(Form::Tagged) => State::Text,
-            Some(Form::Bare) => State::Head(String::new()),
+            Some(calls) if calls.openings().next().is_some() => State::Text,
+            Some(_) => State::Head(String::new()),
         };
-        Reader { calls, state, held: String::new(), count: 0 }
+        reader
     }
 
     /// Whether there was a call.
@@ -81,21 +106,34 @@ impl Reader {
         parts
     }
 
-    /// Ends the text: what was held is text after all.
-    pub fn finish(&mut self) -> Vec<AnswerPart> {
-        let held = std::mem::take(&mut self.held);
+    /// Ends the text: what was held is text after all. If the text was `cut` off at its maximum length, the beginning
+    /// of a call is dropped instead.
+    pub fn finish(&mut self, cut: bool) -> Vec<AnswerPart> {
+        let mut held = std::mem::take(&mut self.held);
         let text = match std::mem::replace(&mut self.state, State::Plain) {
+            State::Head(before) if cut && self.is_call(&before, &held) => String::new(),
             State::Head(before) => before + &held,
-            State::Tail => String::new(),
+            State::Parameters(mut call) if !cut => {
+                let mut arguments = String::new();
+                call.finish(&mut held, &mut arguments);
+                return vec![AnswerPart::Arguments(self.count - 1, arguments)];
+            }
+            State::Arguments(_) | State::Parameters(_) | State::Tail => String::new(),
+            _ if cut => held[..held.len() - self.begun(&held)].trim_end().to_owned(),
             _ if self.has_called() && held.trim().is_empty() => String::new(),
             _ => held,
         };
         if text.is_empty() { Vec::new() } else { vec![AnswerPart::Text(text)] }
     }
 
+    /// Whether a text that may become a call is more likely one than text.
+    fn is_call(&self, before: &str, held: &str) -> bool {
+        !before.is_empty() || self.has_called() || held.trim_start().starts_with("{\"")
+    }
+
     /// Reads some of the held text; returns whether there may be more to do.
     fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
-        match self.state.clone() {
+        match std::mem::replace(&mut self.state, State::Plain) {
             State::Plain => {
                 self.release(self.held.len(), parts);
                 false
@@ -103,6 +141,7 @@ impl Reader {
             State::Text => self.text(parts),
             State::Head(before) => self.head(before, parts),
             State::Arguments(depth) => self.arguments(depth, parts),
+            State::Parameters(call) => self.parameters(call, parts),
             State::Tail => self.tail(),
         }
     }
@@ -114,41 +153,83 @@ impl Reader {
         }
     }
 
+    /// Number of bytes at the end of a text that may open a call.
+    fn begun(&self, text: &str) -> usize {
+        let openings = self.calls.iter().flat_map(Calls::openings);
+        let begun = |open: &str| (1..open.len()).rev().find(|&n| text.ends_with(&open[..n])).unwrap_or(0);
+        openings.map(begun).max().unwrap_or(0)
+    }
+
     /// Reads text up to the opening of a call. White space before the opening belongs to the call.
     fn text(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
-        if let Some(at) = self.held.find(OPEN) {
-            let end = self.held[..at].trim_end().len();
+        let openings = self.calls.iter().flat_map(Calls::openings);
+        let found = openings.filter_map(|open| Some((self.held.find(open)?, open))).min_by_key(|(at, _)| *at);
+        if let Some((at, open)) = found {
+            let (end, taken) =
+                (self.held[..at].trim_end().len(), if open == FUNCTION { 0 } else { open.len() });
             self.release(end, parts);
-            let before = self.held.drain(..at - end + OPEN.len()).collect();
+            let before = self.held.drain(..at - end + taken).collect();
             self.state = State::Head(before);
             return true;
         }
-        let begun = (1..OPEN.len()).rev().find(|&n| self.held.ends_with(&OPEN[..n])).unwrap_or(0);
-        let end = self.held[..self.held.len() - begun].trim_end().len();
+        let end = self.held[..self.held.len() - self.begun(&self.held)].trim_end().len();
         self.release(end, parts);
+        self.state = State::Text;
         false
     }
 
-    /// Reads the name of a call, up to the brace of its arguments.
+    /// Reads the name of a call, up to its arguments.
     fn head(&mut self, before: String, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(Calls { form, names }) = &self.calls else { return false };
-        match Head::read(&self.held, form.arguments()) {
-            Head::Incomplete => false,
-            Head::Named { name, bytes } if names.contains(&name) => {
+        let Some(calls) = &self.calls else { return true };
+        let head = match &calls.form.syntax {
+            CallSyntax::Json { name, arguments } => Head::read(&self.held, "", name, arguments),
+            CallSyntax::Array { name, arguments } => {
+                let array = if before.is_empty() { "" } else { "[" };
+                Head::read(&self.held, array, name, arguments)
+            }
+            CallSyntax::Xml { .. } => match XmlHead::read(&self.held, MAX_NAME) {
+                XmlHead::Incomplete => Head::Incomplete,
+                XmlHead::Named { name, bytes } => Head::Named { name, bytes },
+                XmlHead::Other => Head::Other,
+            },
+        };
+        let tool = match &head {
+            Head::Named { name, .. } => calls.tool(name),
+            Head::Incomplete | Head::Other => None,
+        };
+        match (head, tool) {
+            (Head::Incomplete, _) => {
+                self.state = State::Head(before);
+                false
+            }
+            (Head::Named { name, bytes }, Some(tool)) => {
+                let xml = calls.is_xml().then(|| Box::new(XmlCall::new(tool.arguments.clone())));
                 self.held.drain(..bytes);
                 parts.push(AnswerPart::Call(self.count, name));
-                self.count += 1;
-                self.state = State::Arguments(Depth::default());
-                true
-            }
-            Head::Named { .. } | Head::Other => {
-                self.state = if *form == Form::Tagged { State::Text } else { State::Plain };
-                if !before.is_empty() {
-                    parts.push(AnswerPart::Text(before));
+                if xml.is_some() {
+                    parts.push(AnswerPart::Arguments(self.count, "{".into()));
                 }
+                self.count += 1;
+                self.state = xml.map_or(State::Arguments(Depth::default()), State::Parameters);
                 true
             }
+            _ => self.no_call(before, parts),
         }
+    }
+
+    /// Goes on after something that only looked like the opening of a call.
+    fn no_call(&mut self, mut before: String, parts: &mut Vec<AnswerPart>) -> bool {
+        let Some(calls) = &self.calls else { return true };
+        let tagged = calls.openings().next().is_some();
+        if self.held.starts_with(FUNCTION) {
+            // It is not read again as an opening.
+            before.extend(self.held.drain(..FUNCTION.len()));
+        }
+        if !before.is_empty() {
+            parts.push(AnswerPart::Text(before));
+        }
+        self.state = if tagged { State::Text } else { State::Plain };
+        true
     }
 
     fn arguments(&mut self, mut depth: Depth, parts: &mut Vec<AnswerPart>) -> bool {
@@ -161,20 +242,45 @@ impl Reader {
         end.is_some()
     }
 
-    /// Drops the closing brace of the call and, in the tagged form, the closing tag.
+    fn parameters(&mut self, mut call: Box<XmlCall>, parts: &mut Vec<AnswerPart>) -> bool {
+        let mut arguments = String::new();
+        let ended = call.read(&mut self.held, &mut arguments);
+        if !arguments.is_empty() {
+            parts.push(AnswerPart::Arguments(self.count - 1, arguments));
+        }
+        self.state = if ended { State::Tail } else { State::Parameters(call) };
+        ended
+    }
+
+    /// Drops what closes a call: a brace, a bracket, a tag. In an array, another call may follow.
     fn tail(&mut self) -> bool {
-        let form = self.calls.as_ref().map_or(Form::Bare, |calls| calls.form);
-        let (mut rest, close) = (self.held.as_str(), if form == Form::Tagged { CLOSE } else { "" });
-        for part in ["}", close] {
+        let Some(calls) = &self.calls else { return true };
+        let array = matches!(calls.form.syntax, CallSyntax::Array { .. });
+        let (brace, close) = (if calls.is_xml() { "" } else { "}" }, calls.form.close.trim());
+        let mut rest = self.held.as_str();
+        for part in [brace, if array { "," } else { "" }, if array { "]" } else { "" }, close] {
+            if part.is_empty() {
+                continue;
+            }
             rest = rest.trim_start();
             match rest.strip_prefix(part) {
+                Some(after) if part == "," => {
+                    self.held = after.to_owned();
+                    self.state = State::Head(String::new());
+                    return true;
+                }
                 Some(after) => rest = after,
-                None if part.starts_with(rest) => return false,
+                None if part.starts_with(rest) => {
+                    self.state = State::Tail;
+                    return false;
+                }
+                None if part == "," => {}
                 None => break,
             }
         }
+        let tagged = calls.openings().next().is_some();
         self.held = rest.to_owned();
-        self.state = if form == Form::Tagged { State::Text } else { State::Plain };
+        self.state = if tagged { State::Text } else { State::Plain };
         true
     }
 }
@@ -207,9 +313,10 @@ enum Head {
 }
 
 impl Head {
-    fn read(text: &str, arguments: &str) -> Head {
+    /// Reads a call's beginning after `array`, with these names of its fields.
+    fn read(text: &str, array: &str, name: &str, arguments: &str) -> Head {
         let mut rest = text;
-        for part in ["{", "\"name\"", ":"] {
+        for part in [array, "{", &format!("\"{name}\""), ":"] {
             rest = match after(rest, part) {
                 Ok(rest) => rest,
                 Err(head) => return head,
@@ -252,100 +359,4 @@ fn after<'t>(text: &'t str, part: &str) -> Result<&'t str, Head> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reader(form: Form) -> Reader {
-        Reader::new(Some(Calls { form, names: ["add".to_owned(), "now".to_owned()].into() }))
-    }
-
-    /// The parts of an answer, with neighbouring parts of one kind put together.
-    fn parts(mut reader: Reader, pieces: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<AnswerPart> {
-        let mut all: Vec<AnswerPart> = Vec::new();
-        let mut add = |parts: Vec<AnswerPart>| {
-            for part in parts {
-                match (all.last_mut(), part) {
-                    (Some(AnswerPart::Text(text)), AnswerPart::Text(more)) => text.push_str(&more),
-                    (Some(AnswerPart::Arguments(a, text)), AnswerPart::Arguments(b, more)) if *a == b => {
-                        text.push_str(&more);
-                    }
-                    (_, part) => all.push(part),
-                }
-            }
-        };
-        for piece in pieces {
-            add(reader.push(piece.as_ref()));
-        }
-        add(reader.finish());
-        all
-    }
-
-    fn text(text: &str) -> AnswerPart {
-        AnswerPart::Text(text.into())
-    }
-
-    fn call(index: usize, name: &str, arguments: &str) -> [AnswerPart; 2] {
-        [AnswerPart::Call(index, name.into()), AnswerPart::Arguments(index, arguments.into())]
-    }
-
-    const TWO: &str = "I add.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"}\\\"{\", \"b\": [{}]}}\n\
-                       </tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n";
-
-    #[test]
-    fn calls_are_the_same_however_the_text_is_cut() {
-        let mut want = vec![text("I add.")];
-        want.extend(call(0, "add", "{\"a\": \"}\\\"{\", \"b\": [{}]}"));
-        want.extend(call(1, "now", "{}"));
-        assert_eq!(parts(reader(Form::Tagged), [TWO]), want);
-        assert_eq!(parts(reader(Form::Tagged), TWO.chars().map(String::from)), want);
-        for at in 0..TWO.len() {
-            assert_eq!(parts(reader(Form::Tagged), [&TWO[..at], &TWO[at..]]), want, "{at}");
-        }
-    }
-
-    #[test]
-    fn a_whole_answer_is_a_call_where_the_form_has_no_tags() {
-        let answer = "\n{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
-        assert_eq!(parts(reader(Form::Bare), [answer]), call(0, "add", "{\"a\": 1}"));
-        assert_eq!(parts(reader(Form::Bare), answer.chars().map(String::from)), call(0, "add", "{\"a\": 1}"));
-        let later = format!("Here: {answer}");
-        assert_eq!(parts(reader(Form::Bare), [&later]), [text(&later)], "only at the beginning");
-    }
-
-    #[test]
-    fn what_is_no_call_is_text() {
-        for other in [
-            "no call",
-            "a < b <tool_cal",
-            "<tool_call>",
-            "<tool_call>\nhello</tool_call>",
-            "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>",
-            "<tool_call>\n{\"name\": \"add\", \"arguments\": [1]}\n</tool_call>",
-            "<tool_call>\n{\"arguments\": {}, \"name\": \"add\"}\n</tool_call>",
-            "<tool_call>\n{\"name\": \"add\", \"argu",
-            "{\"name\": \"add\", \"parameters\": {}}",
-            "trailing space \n ",
-        ] {
-            assert_eq!(parts(reader(Form::Tagged), [other]), [text(other)], "{other}");
-            assert_eq!(
-                parts(reader(Form::Tagged), other.chars().map(String::from)),
-                [text(other)],
-                "{other}"
-            );
-        }
-        for other in ["{\"name\": \"other\", \"parameters\": {}}", "{\"a\": 1}", "{", " {\"nam", TWO] {
-            assert_eq!(parts(reader(Form::Bare), [other]), [text(other)], "{other}");
-        }
-        assert_eq!(parts(Reader::new(None), [TWO]), [text(TWO)], "none was offered");
-    }
-
-    #[test]
-    fn a_call_that_is_cut_off_keeps_the_arguments_that_came() {
-        let cut = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1";
-        assert_eq!(parts(reader(Form::Tagged), [cut]), call(0, "add", "{\"a\": 1"));
-        assert_eq!(
-            parts(reader(Form::Tagged), [&format!("{cut}}}}}\n</tool")]),
-            call(0, "add", "{\"a\": 1}")
-        );
-    }
-}
+mod tests;
