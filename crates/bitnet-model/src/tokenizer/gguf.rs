@@ -7,8 +7,8 @@ use tokenizers::{
     normalizers::{Prepend, Replace, Sequence as Normalizers},
 };
 
-use super::{CURE, Recipe, Spelling, Tokenizer, pre};
-use crate::{ModelError, error::one_line, files::gguf::Gguf};
+use super::{Recipe, Spelling, Tokenizer, fail, pre};
+use crate::{ModelError, files::gguf::Gguf};
 
 /// Token types of `tokenizer.ggml.token_type`.
 const NORMAL: i64 = 1;
@@ -210,10 +210,6 @@ fn sentence_piece(gguf: &Gguf, special: &SpecialTokens) -> Result<Recipe, ModelE
         suffix,
         leading_space: space,
     })
-}
-
-pub(super) fn fail(file: &str, problem: impl ToString) -> ModelError {
-    ModelError::Tokenizer { file: file.into(), problem: one_line(problem), cure: CURE }
 }
 
 /// All tokens with their ids, and those that are matched before a text is split.

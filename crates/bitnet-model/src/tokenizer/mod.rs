@@ -32,6 +32,11 @@ const MAX_ID: u32 = 1 << 22;
 /// The cure for a vocabulary that cannot be read.
 const CURE: &str = "download the tokenizer again, or use the original model's tokenizer.json";
 
+/// The error about a tokenizer in this file.
+fn fail(file: &str, problem: impl ToString) -> ModelError {
+    ModelError::Tokenizer { file: file.into(), problem: one_line(problem), cure: CURE }
+}
+
 /// Encodes text and decodes token ids. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
@@ -148,7 +153,7 @@ impl Recipe {
             bpe = bpe.unk_token(unknown);
         }
         let file = self.file.clone();
-        let crate_error = |e: Box<dyn std::error::Error + Send + Sync>| gguf::fail(&file, e);
+        let crate_error = |e: Box<dyn std::error::Error + Send + Sync>| fail(&file, e);
         let mut encoder = tokenizers::Tokenizer::new(bpe.build().map_err(crate_error)?);
         encoder.with_normalizer(self.normalizer).map_err(crate_error)?;
         encoder.with_pre_tokenizer(self.pre_tokenizer);

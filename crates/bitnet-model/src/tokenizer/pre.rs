@@ -11,7 +11,7 @@ use tokenizers::{
     },
 };
 
-use super::gguf::fail;
+use super::fail;
 use crate::ModelError;
 
 /// A way to split text: each pattern splits the pieces that the one before it left.
