@@ -205,7 +205,10 @@ impl BatchQueue {
         let BatchRequest { tokens, step, config, reply, submitted_at } = request;
         let request = match batches::new_tokens(&self.submitter, one_token(tokens, step, config)) {
             Ok(request) => request,
-            Err(error) => return Ok(answer(&reply, Err(error.into()))),
+            Err(error) => {
+                answer(&reply, Err(error.into()));
+                return Ok(());
+            }
         };
         match self.submitter.batched(&self.batcher, request, submitted_at, deadline) {
             Ok(handle) => {
@@ -216,7 +219,10 @@ impl BatchQueue {
             Err(SubmitError::Draining | SubmitError::Stopped | SubmitError::Lost(_)) => {
                 Err(QueueError::Stopped)
             }
-            Err(error) => Ok(answer(&reply, Err(error.into()))),
+            Err(error) => {
+                answer(&reply, Err(error.into()));
+                Ok(())
+            }
         }
     }
 }
