@@ -171,10 +171,10 @@ impl Exact<'_> {
             only(&["anyOf", "type"])?;
             return self.options(options);
         }
-        if let (Some(Value::Array(parts)), 1) = (map.get("allOf"), map.len()) {
-            if let [part] = &parts[..] {
-                return self.expression(part);
-            }
+        if let (Some(Value::Array(parts)), 1) = (map.get("allOf"), map.len())
+            && let [part] = &parts[..]
+        {
+            return self.expression(part);
         }
         match map.get("type") {
             Some(Value::String(kind)) => match kind.as_str() {

@@ -58,7 +58,7 @@ impl Normaliser<'_> {
     /// Rewrites `contains`: the first item is the one that is asked for.
     fn contained(&mut self, draft: &mut Draft<'_>, place: &Place) -> Result<(), String> {
         let Some(value) = draft.sent.get("contains") else { return Ok(()) };
-        let number = |keyword: &str| match draft.sent.get(keyword).map(|value| numbers::count(value)) {
+        let number = |keyword: &str| match draft.sent.get(keyword).map(numbers::count) {
             Some(None) => Err(place.problem(keyword, "it must be a whole number that is not negative")),
             count => Ok(count.flatten()),
         };

@@ -106,8 +106,7 @@ impl Normaliser<'_> {
         };
         // There is no schema for numbers that are not whole.
         self.narrowed |= named("integer") && !named("number");
-        let others =
-            TYPES.into_iter().filter(|&kind| !named(kind) && !(kind == "number" && named("integer")));
+        let others = TYPES.into_iter().filter(|&kind| !(named(kind) || kind == "number" && named("integer")));
         match others.collect::<Vec<_>>()[..] {
             [] => json!(false),
             [kind] => json!({"type": kind}),

@@ -92,7 +92,7 @@ impl<'s> References<'s> {
 
     fn index_object(&mut self, map: &Map<String, Value>, place: &Place) {
         let mut place = place.clone();
-        let counts = !place.pointer.is_empty() && !(self.old && map.contains_key("$ref"));
+        let counts = !(place.pointer.is_empty() || self.old && map.contains_key("$ref"));
         if let Some(id) = map.get(self.id).and_then(Value::as_str).filter(|_| counts) {
             let (uri, name) = id.split_once('#').unwrap_or((id, ""));
             if !uri.is_empty() {
