@@ -19,11 +19,12 @@ const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
 /// Files of a model that are fetched if it has them, in addition to the configuration and the weights.
-const OPTIONAL: [&str; 5] = [
+const OPTIONAL: [&str; 6] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     // Only to report that it must be converted.
     "tokenizer.model",
 ];

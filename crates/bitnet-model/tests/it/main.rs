@@ -15,6 +15,7 @@ mod panels;
 mod parts;
 mod pre_tokenizers;
 mod support;
+mod templates;
 mod text;
 mod truncations;
 mod vocabularies;

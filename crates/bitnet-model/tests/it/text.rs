@@ -272,10 +272,7 @@ fn templates_render_as_jinja2_renders_them() {
 fn hostile_templates_end_with_one_error() {
     let messages = [Message::new("user", "hi")];
     for (template, problem) in [
-        (
-            "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}",
-            "too many steps",
-        ),
+        ("{% for a in range(100000) %}{{ a + a + a + a }}{% endfor %}", "too many steps"),
         ("{% for a in range(100000) %}{{ 'x' * 10000 }}{% endfor %}", "too much text"),
         ("{% set n = 1000000000000 %}{{ 'x' * n }}", "too much text"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),

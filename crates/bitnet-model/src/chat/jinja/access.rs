@@ -103,7 +103,7 @@ pub(super) fn attribute(value: &Value, name: &str) -> Result<Value> {
 pub(super) fn item(value: &Value, key: &Value, meter: &Meter) -> Result<Value> {
     value.defined()?;
     if let Some(text) = value.text() {
-        meter.spend(text.len() / 64)?;
+        meter.spend(text.len() / 16)?;
     }
     if let Some(found) = subscript(value, key) {
         return Ok(found);
@@ -187,6 +187,7 @@ fn subscript(value: &Value, key: &Value) -> Option<Value> {
     match value {
         Value::Str(text) | Value::Safe(text) => {
             let c = match index {
+                _ if text.is_ascii() => place(text.len()).map(|at| char::from(text.as_bytes()[at])),
                 0.. => text.chars().nth(index as usize),
                 _ => text.chars().nth_back(usize::try_from(-(index + 1)).ok()?),
             }?;

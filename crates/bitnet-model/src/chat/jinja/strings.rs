@@ -287,7 +287,10 @@ fn range(own: &str, start: &Option<Value>, end: &Option<Value>) -> Result<Option
     if start > end {
         return Ok(None);
     }
-    let byte = |at: i64| own.char_indices().nth(at as usize).map_or(own.len(), |(byte, _)| byte);
+    let byte = |at: i64| match own.is_ascii() {
+        true => own.len().min(at as usize),
+        false => own.char_indices().nth(at as usize).map_or(own.len(), |(byte, _)| byte),
+    };
     Ok(Some(byte(start)..byte(end)))
 }
 
