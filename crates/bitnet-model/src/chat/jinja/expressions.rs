@@ -3,8 +3,8 @@
 use super::{
     ast::{Arguments, Comparison, Expression, Operator},
     error::Result,
-    lexer::Token,
     parser::{Parser, Word, fail},
+    token::Token,
     value::Value,
 };
 

@@ -1,8 +1,8 @@
 //! Jinja templates, as transformers renders them: jinja2 3.1 in an immutable sandbox, on Python's values.
 //!
-//! Data flows one way: `lexer` -> `parser`, `expressions` -> `ast` -> `machine`, `evaluate` -> text. `value`, `key`,
-//! `repr`, `number` and `json` are Python's values; `filters`, `sequences`, `tests`, `strings`, `methods`, `functions`
-//! what a template can call. `meter` limits work and memory.
+//! Data flows one way: `lexer` -> `parser`, `statements`, `expressions` -> `ast` -> `machine`, `evaluate` -> text.
+//! `value`, `repr`, `number` and `json` are Python's values; `filters`, `sequences`, `tests`, `strings`, `methods`,
+//! `functions` what a template can call. `meter` limits work and memory.
 
 mod access;
 mod args;
@@ -15,6 +15,7 @@ mod float;
 mod functions;
 mod json;
 mod lexer;
+mod literals;
 mod machine;
 mod meter;
 mod methods;
@@ -23,9 +24,12 @@ mod parser;
 mod percent;
 mod repr;
 mod sequences;
+mod statements;
 mod strings;
 mod template;
 mod tests;
+mod text;
+mod token;
 mod value;
 
 use ast::Program;

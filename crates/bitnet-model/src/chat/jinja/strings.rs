@@ -8,7 +8,7 @@ use super::{
     lexer::is_space,
     meter::{Meter, Text},
     repr::{printable, string},
-    template,
+    template, text as python,
     value::Value,
 };
 
@@ -40,18 +40,18 @@ fn build(subject: &Value, own: &Rc<str>, name: &str, args: &Args, meter: &Meter)
         "upper" => mapped(own.to_uppercase()),
         "lower" => mapped(own.to_lowercase()),
         "casefold" => mapped(own.to_uppercase().to_lowercase().replace('ς', "σ")),
-        "capitalize" => mapped(capitalized(own)),
-        "title" => mapped(titled(own)),
-        "swapcase" => mapped(own.chars().map(swapped).collect()),
+        "capitalize" => mapped(python::capitalized(own)),
+        "title" => mapped(python::titled(own)),
+        "swapcase" => mapped(own.chars().map(python::swapped).collect()),
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = args.plain(name, 0)?;
-            Ok(stripped(own, &chars, name != "rstrip", name != "lstrip")?.into())
+            Ok(python::stripped(own, &chars, name != "rstrip", name != "lstrip")?.into())
         }
         "split" | "rsplit" => split(own, name == "rsplit", args, meter),
         "splitlines" => {
             let [keep] = args.bind(name, ["keepends"], 0)?;
-            meter.spend_items(line_ends(own) + 1)?;
-            let lines = lines(own, flag(&keep));
+            meter.spend_items(python::line_ends(own) + 1)?;
+            let lines = python::lines(own, flag(&keep));
             Value::list(lines.into_iter().map(Value::from).collect())
         }
         "partition" | "rpartition" => {
@@ -91,7 +91,7 @@ fn build(subject: &Value, own: &Rc<str>, name: &str, args: &Args, meter: &Meter)
             let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
             let (old, new) = (old.unwrap_or(Value::None), new.unwrap_or(Value::None));
             let count = integer_or(&count, -1)?;
-            replaced(
+            python::replaced(
                 own,
                 text(&old, "replace() argument 1")?,
                 text(&new, "replace() argument 2")?,
@@ -166,11 +166,11 @@ fn build(subject: &Value, own: &Rc<str>, name: &str, args: &Args, meter: &Meter)
             if fill.chars().count() != 1 {
                 return Err(Error::of_type("The fill character must be exactly one character long"));
             }
-            justified(own, name, width, &fill, meter).map(Value::from)
+            python::justified(own, name, width, &fill, meter).map(Value::from)
         }
         "expandtabs" => {
             let [size] = args.bind(name, ["tabsize"], 0)?;
-            expanded(own, integer_or(&size, 8)?, meter).map(Value::from)
+            python::expanded(own, integer_or(&size, 8)?, meter).map(Value::from)
         }
         "format" => template::format(own, &args.positional, &args.named, meter).map(Value::from),
         "format_map" => {
@@ -201,8 +201,8 @@ fn build(subject: &Value, own: &Rc<str>, name: &str, args: &Args, meter: &Meter)
             let starts = own.starts_with(|c: char| c == '_' || c.is_alphabetic());
             Ok((starts && own.chars().all(|c| c == '_' || c.is_alphanumeric())).into())
         }
-        "islower" => none().map(|_| cased(own, char::is_lowercase, char::is_uppercase).into()),
-        "isupper" => none().map(|_| cased(own, char::is_uppercase, char::is_lowercase).into()),
+        "islower" => none().map(|_| python::cased(own, char::is_lowercase, char::is_uppercase).into()),
+        "isupper" => none().map(|_| python::cased(own, char::is_uppercase, char::is_lowercase).into()),
         "istitle" => {
             none()?;
             let mut inside = false;
@@ -225,52 +225,6 @@ fn build(subject: &Value, own: &Rc<str>, name: &str, args: &Args, meter: &Meter)
             Err(Error::of_type(format!("the method '{other}' of '{}' is not supported", subject.class())))
         }
     }
-}
-
-fn cased(text: &str, wanted: fn(char) -> bool, other: fn(char) -> bool) -> bool {
-    text.chars().any(wanted) && !text.chars().any(other)
-}
-
-fn swapped(c: char) -> String {
-    if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
-}
-
-/// `str.capitalize`.
-pub(super) fn capitalized(text: &str) -> String {
-    let mut chars = text.chars();
-    let first: String = chars.next().into_iter().flat_map(initial).collect();
-    first + &chars.as_str().to_lowercase()
-}
-
-/// A character as the first of a word: of several capitals, as for `ß`, only the first stays one.
-pub(super) fn initial(c: char) -> impl Iterator<Item = char> {
-    let mut upper = c.to_uppercase();
-    upper.next().into_iter().chain(upper.flat_map(char::to_lowercase))
-}
-
-/// `str.title`: a capital after everything that is not a letter.
-fn titled(text: &str) -> String {
-    let mut inside = false;
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match inside {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(initial(c)),
-        }
-        inside = c.is_lowercase() || c.is_uppercase();
-    }
-    out
-}
-
-/// `strip`, from the left, the right or both.
-pub(super) fn stripped<'t>(own: &'t str, chars: &Option<Value>, left: bool, right: bool) -> Result<&'t str> {
-    let set: Option<Rc<str>> = match chars {
-        None | Some(Value::None) => None,
-        Some(chars) => Some(text(chars, "strip arg")?.clone()),
-    };
-    let matches = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(c));
-    let own = if left { own.trim_start_matches(matches) } else { own };
-    Ok(if right { own.trim_end_matches(matches) } else { own })
 }
 
 /// The bytes between two indices of characters; `None` if the first is behind the text or the second.
@@ -346,92 +300,4 @@ fn split(own: &str, from_right: bool, args: &Args, meter: &Meter) -> Result<Valu
     }
     meter.spend(own.len())?;
     Value::list(parts.into_iter().map(Value::from).collect())
-}
-
-/// Whether Python ends a line here.
-fn ends_line(c: char) -> bool {
-    matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
-}
-
-/// The number of ends of lines.
-pub(super) fn line_ends(own: &str) -> usize {
-    own.chars().filter(|&c| ends_line(c)).count()
-}
-
-/// `str.splitlines`.
-pub(super) fn lines(own: &str, keep: bool) -> Vec<&str> {
-    let mut lines = Vec::new();
-    let mut start = 0;
-    let mut chars = own.char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        if !ends_line(c) {
-            continue;
-        }
-        let mut end = at + c.len_utf8();
-        if c == '\r' && chars.next_if(|(_, next)| *next == '\n').is_some() {
-            end += 1;
-        }
-        lines.push(&own[start..if keep { end } else { at }]);
-        start = end;
-    }
-    if start < own.len() {
-        lines.push(&own[start..]);
-    }
-    lines
-}
-
-/// `str.replace`.
-pub(super) fn replaced(own: &str, old: &str, new: &str, count: i64, meter: &Meter) -> Result<String> {
-    let count = usize::try_from(count).unwrap_or(usize::MAX);
-    let found = if old.is_empty() { own.chars().count() + 1 } else { own.matches(old).count() };
-    meter.spend(own.len().saturating_add(new.len().saturating_mul(found.min(count))))?;
-    Ok(own.replacen(old, new, count))
-}
-
-fn justified(own: &str, name: &str, width: i64, fill: &str, meter: &Meter) -> Result<String> {
-    let length = own.chars().count();
-    let missing = usize::try_from(width).unwrap_or(0).saturating_sub(length);
-    let mut out = Text::new(meter);
-    if name == "zfill" {
-        let signed = own.starts_with(['+', '-']);
-        out.push(&own[..usize::from(signed)])?;
-        out.repeat("0", missing)?;
-        out.push(&own[usize::from(signed)..])?;
-        return Ok(out.finish());
-    }
-    let left = match name {
-        "ljust" => 0,
-        "rjust" => missing,
-        // As Python rounds it.
-        _ => missing / 2 + (missing & width as usize & 1),
-    };
-    out.repeat(fill, left)?;
-    out.push(own)?;
-    out.repeat(fill, missing - left)?;
-    Ok(out.finish())
-}
-
-fn expanded(own: &str, size: i64, meter: &Meter) -> Result<String> {
-    let size = usize::try_from(size).unwrap_or(0);
-    let mut out = Text::new(meter);
-    let mut column = 0;
-    for c in own.chars() {
-        match c {
-            '\t' if size == 0 => {}
-            '\t' => {
-                let spaces = size - column % size;
-                out.repeat(" ", spaces)?;
-                column += spaces;
-            }
-            '\n' | '\r' => {
-                out.push_char(c)?;
-                column = 0;
-            }
-            c => {
-                out.push_char(c)?;
-                column += 1;
-            }
-        }
-    }
-    Ok(out.finish())
 }
