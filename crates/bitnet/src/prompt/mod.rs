@@ -66,5 +66,7 @@ impl Conversation {
 
 /// Whether a template writes tools and calls itself.
 pub fn writes_tools(template: &ChatTemplate) -> bool {
-    template.conventions().calls.is_some()
+    // A template that a model has for tools alone is meant for them.
+    let own = !std::ptr::eq(template.for_tools(true), template);
+    own || template.conventions().calls.is_some()
 }

@@ -51,6 +51,8 @@ fn answer(plain: &mut Vec<Message>, content: &str) {
 fn called(message: &Message) -> Message {
     let call = |ToolCall { name, arguments, .. }: &ToolCall| {
         let name = serde_json::Value::from(name.as_str());
+        // Clients send an empty text for no arguments.
+        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         format!("{OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CLOSE}")
     };
     let text = message.content.clone().filter(|text| !text.is_empty());
