@@ -2,9 +2,13 @@
 //! once: the model is loaded before the server answers, and stays loaded.
 
 use axum::http::HeaderMap;
+use bitnet::inference;
 use serde_json::{Value, json, value::RawValue};
 
-use super::input::{read_chat, read_prompt};
+use super::{
+    input::{read_chat, read_prompt},
+    options,
+};
 use crate::{
     generate::{job::seed, read::take_all},
     http::{error::ApiError, fields::Fields, reading::Reading},
@@ -37,6 +41,8 @@ pub(super) fn asked(
         false => read_prompt(fields, encoder),
     })?;
     seed(parsed.config.seed, headers)?;
+    let valid = service.engine.validate(&inference::Request::new(vec![0], parsed.config));
+    valid.map_err(|refused| ApiError::from(refused).renamed(&options::names(prompt)))?;
     Ok(Some(if kept.as_ref().is_some_and(is_no_time) { "unload" } else { "load" }))
 }
 
