@@ -342,6 +342,13 @@ pub struct ServeArgs {
     /// several times
     #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     pub allow_origin: Vec<String>,
+    /// Maximum number of tokens of a thought, for requests that do not set one
+    #[arg(long, value_name = "N")]
+    pub thinking_budget: Option<usize>,
+    /// Text that ends a thought whose budget is used up, before the end marker, instead of the sentence with which Qwen's
+    /// models were trained
+    #[arg(long, value_name = "TEXT")]
+    pub thinking_last_words: Option<String>,
     /// Also refuse fields that change no token, such as `store`; unknown fields are always refused
     #[arg(long)]
     pub strict: bool,

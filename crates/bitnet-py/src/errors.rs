@@ -80,7 +80,7 @@ fn class(error: &Error) -> &'static str {
             "InvalidRequest"
         }
         Error::Model(ModelError::Template { .. } | ModelError::TokenId { .. }) => "InvalidRequest",
-        Error::Schema { .. } => "InvalidRequest",
+        Error::Schema { .. } | Error::Message { .. } => "InvalidRequest",
         Error::NoTokenizer { .. } | Error::NoEmbeddings { .. } => "InvalidRequest",
         Error::GpuCache { .. } | Error::MemoryUnknown | Error::Start(_) => "InvalidRequest",
         _ => "BitnetError",

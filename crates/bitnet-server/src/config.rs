@@ -1,3 +1,5 @@
+//! Limits and rules for requests, which the program that serves sets.
+
 use std::time::Duration;
 
 /// Limits and rules for requests. Begin with `..ServerConfig::default()`: fields may be added.
@@ -24,6 +26,11 @@ pub struct ServerConfig {
     pub allow_origins: Vec<String>,
     /// Requests that would probably wait longer than this for their first token are refused.
     pub ttft_goal: Option<Duration>,
+    /// Maximum number of tokens of a thought, for requests that do not set one.
+    pub thinking_budget: Option<usize>,
+    /// Text that ends a thought whose budget is used up, before the end marker. By default it is the sentence with which
+    /// Qwen's models were trained, where thoughts are written as they write them, and nothing elsewhere.
+    pub thinking_last_words: Option<String>,
     /// Whether prompts may appear in the log.
     pub log_prompts: bool,
     /// Whether fields that change no token are refused, as unknown ones are.
@@ -42,6 +49,8 @@ impl Default for ServerConfig {
             allow_hosts: Vec::new(),
             allow_origins: Vec::new(),
             ttft_goal: None,
+            thinking_budget: None,
+            thinking_last_words: None,
             log_prompts: false,
             strict: false,
         }

@@ -25,6 +25,10 @@ pub(crate) struct ServedModel {
     pub chat: Option<ChatTemplate>,
     /// The model's settings for fields that a client does not send.
     pub defaults: GenerationDefaults,
+    /// Maximum number of tokens of a thought, for requests that do not set one.
+    pub thinking_budget: Option<usize>,
+    /// Text that ends a thought whose budget is used up, if it is not the usual one.
+    pub thinking_last_words: Option<String>,
 }
 
 impl ServedModel {
@@ -45,7 +49,17 @@ impl ServedModel {
             tokenizer: checkpoint.tokenizer.clone(),
             chat: checkpoint.chat.clone(),
             defaults: checkpoint.defaults.clone(),
+            thinking_budget: None,
+            thinking_last_words: None,
         }
+    }
+}
+
+impl ServedModel {
+    /// Whether the template knows thoughts or efforts; without that, fields about thoughts change no token.
+    pub fn thinks(&self) -> bool {
+        let conventions = self.chat.as_ref().map(ChatTemplate::conventions);
+        conventions.is_some_and(|all| all.thought.is_some() || !all.efforts.accepted.is_empty())
     }
 }
 
@@ -65,7 +79,11 @@ impl Service {
     /// Serves a running model. The program can keep using it as well.
     pub fn new(model: Model, config: ServerConfig) -> Service {
         let engine = Arc::clone(model.engine());
-        let served = ServedModel::new(config.name.as_deref(), model.path(), model.checkpoint());
+        let served = ServedModel {
+            thinking_budget: config.thinking_budget,
+            thinking_last_words: config.thinking_last_words.clone(),
+            ..ServedModel::new(config.name.as_deref(), model.path(), model.checkpoint())
+        };
         let overload = Arc::new(Overload::new(config.ttft_goal));
         let metrics = Arc::new(ServerMetrics::new(&served.name, &engine, Arc::clone(&overload)));
         engine.add_recorder(Arc::clone(&metrics) as _);

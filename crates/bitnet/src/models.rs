@@ -177,8 +177,9 @@ impl Model {
             Prompt::Tokens(ids) => ids.clone(),
             Prompt::Text(text) => tokenizer()?.encode(text, true)?,
             Prompt::Chat(messages) => {
-                let (messages, input) = (messages.clone(), request.template_input.clone());
-                let prompt = Conversation { messages, input }.render(chat.as_ref())?;
+                let input = request.template_input.clone();
+                let conversation = Conversation { input, ..Conversation::new(messages.clone()) };
+                let prompt = conversation.render(chat.as_ref())?;
                 tokenizer()?.encode(&prompt.text, prompt.add_special_tokens)?
             }
         })

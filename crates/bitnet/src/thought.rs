@@ -73,13 +73,8 @@ impl Split {
 /// The rule for the text after a prompt, for a model that writes thoughts in this form; `None` if the prompt closes the
 /// thought, so that the whole text is the answer.
 pub fn after_prompt(form: &ThoughtForm, tokenizer: &Tokenizer, prompt: &str) -> Option<ThoughtRule> {
-    let open = match form.state(prompt) {
-        ThoughtState::Open => true,
-        ThoughtState::Absent => false,
-        ThoughtState::Closed => return None,
-    };
-    let (opening, closing) = (marker(tokenizer, &form.open), marker(tokenizer, &form.close));
-    Some(ThoughtRule { open, opening, closing, gap: form.gap.clone(), ..ThoughtRule::default() })
+    let state = form.state(prompt);
+    (state != ThoughtState::Closed).then(|| rule(form, state, tokenizer))
 }
 
 /// The text that ends a thought whose budget is used up: `message`, then the end marker as the template writes it.
@@ -102,4 +97,23 @@ pub fn marker(tokenizer: &Tokenizer, text: &str) -> Marker {
 /// If the tokenizer refuses the text.
 pub fn budget(tokenizer: &Tokenizer, tokens: usize, ending: &str) -> Result<ThoughtBudget, ModelError> {
     Ok(ThoughtBudget { tokens, ending: tokenizer.encode(ending, false)? })
+}
+
+/// The rule for thoughts of this form after a prompt that leaves them like this, without a budget.
+pub fn rule(form: &ThoughtForm, state: ThoughtState, tokenizer: &Tokenizer) -> ThoughtRule {
+    ThoughtRule {
+        open: state == ThoughtState::Open,
+        opening: marker(tokenizer, &form.open),
+        closing: marker(tokenizer, &form.close),
+        gap: form.gap.clone(),
+        ..ThoughtRule::default()
+    }
+}
+
+/// What ends a thought of this form that is cut short: Qwen's sentence where thoughts are written as Qwen's models write
+/// them, and nothing elsewhere.
+pub fn last_words(form: &ThoughtForm) -> &'static str {
+    let ThoughtForm { lead, tail, close, gap, .. } = form;
+    let written = [lead, tail, close, gap].map(String::as_str);
+    if written == ["\n", "\n", "</think>", "\n\n"] { CUT_SHORT } else { "" }
 }

@@ -189,7 +189,7 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError>
         Some(template) => {
             let system = args.system.as_ref().map(|text| Message::new("system", text));
             let conversation = Conversation::new(system.into_iter().chain([Message::new("user", text)]));
-            let prompt = conversation.render(Some(template))?;
+            let prompt = conversation.render(Some(template)).map_err(bitnet::Error::from)?;
             tokenizer.encode(&prompt.text, prompt.add_special_tokens)?
         }
         None => tokenizer.encode(&text, true)?,

@@ -101,6 +101,8 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig, CliError> {
         allow_origins: args.allow_origin.clone(),
         request_timeout: args.request_timeout,
         ttft_goal: args.ttft_goal,
+        thinking_budget: args.thinking_budget,
+        thinking_last_words: args.thinking_last_words.clone(),
         log_prompts: args.log == "prompts",
         strict: args.strict,
         ..ServerConfig::default()

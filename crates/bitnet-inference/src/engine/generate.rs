@@ -61,8 +61,13 @@ pub fn generate(
         assert!(steps.step(&mut text), "a lone sequence always has a step to run");
     }
     let Text { tokens, stopped, end, drawn, first, last, .. } = text;
-    let cancelled =
-        End { finish: FinishReason::Cancelled, tail: Vec::new(), end_token: None, thought_tokens: 0 };
+    let cancelled = End {
+        finish: FinishReason::Cancelled,
+        tail: Vec::new(),
+        end_token: None,
+        thought_tokens: 0,
+        cached_tokens: 0,
+    };
     let end = if stopped { cancelled } else { end.expect("the loop ends with the text")? };
     let SchedulerCounts { drafted, accepted, .. } = steps.scheduler.counts();
     Ok(Generated {

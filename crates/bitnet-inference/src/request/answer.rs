@@ -46,6 +46,8 @@ pub struct End {
     pub end_token: Option<(u32, Option<TokenLogprobs>)>,
     /// Number of tokens of the thought, markers included.
     pub thought_tokens: usize,
+    /// How many tokens at the beginning of the prompt were in the prefix cache when the sequence first ran.
+    pub cached_tokens: usize,
 }
 
 /// Log-probabilities (natural logarithm) at one position.

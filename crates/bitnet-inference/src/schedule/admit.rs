@@ -202,6 +202,7 @@ impl Scheduler {
         // The last token is always computed, for its logits.
         s.computed = s.computed.min(s.tokens.len() - 1);
         s.chains.truncate(s.computed / BLOCK);
+        s.cached.get_or_insert(s.computed);
         self.counts.prefix_tokens += s.tokens.len() as u64;
         self.counts.prefix_hits += s.computed as u64;
         self.slots[slot as usize] = Some(s);

@@ -227,17 +227,20 @@ impl Scheduler {
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
         self.vacant.push(slot);
         let thought_tokens = s.thought.as_ref().map_or(0, ThoughtReader::tokens);
+        let cached_tokens = s.cached.unwrap_or(0);
         let how = how.map(|finish| {
             match finish {
                 FinishReason::StopString(_) => {
-                    return End { finish, tail: s.matcher.tail().to_vec(), end_token: None, thought_tokens };
+                    let tail = s.matcher.tail().to_vec();
+                    return End { finish, tail, end_token: None, thought_tokens, cached_tokens };
                 }
                 // The tokens held back may begin a stop string, so they are dropped.
                 FinishReason::Cancelled => {}
                 _ => s.matcher.flush(&mut self.released),
             }
             report_released(&mut self.events, &mut self.released, &mut s);
-            End { finish, tail: Vec::new(), end_token: s.end_token.take(), thought_tokens }
+            let end_token = s.end_token.take();
+            End { finish, tail: Vec::new(), end_token, thought_tokens, cached_tokens }
         });
         self.events.push_back(Event::Ended(s.id, how));
     }

@@ -32,6 +32,7 @@ impl Scheduler {
                 state: None,
                 kept: None,
                 branch: 0,
+                cached: None,
                 suspect: 0,
                 losses: 0,
                 wanted: needed_logits::once_it_may_end(&request, seed, choice),

@@ -80,6 +80,8 @@ pub struct Sequence {
     pub request: Arc<Request>,
     /// Seed of the random numbers.
     pub seed: u64,
+    /// How many tokens were in the prefix cache when the sequence first ran.
+    pub(crate) cached: Option<usize>,
     /// Number of tokens shared with another cached text, if no snapshot was found after them; a snapshot is then taken
     /// there.
     pub(crate) branch: usize,

@@ -118,7 +118,13 @@ fn tokens_that_count_as_generated_count_toward_the_limit() {
     step(&mut scheduler, 1);
     assert_eq!(told(&mut scheduler).1, []);
     step(&mut scheduler, 2);
-    let end = End { finish: FinishReason::Length, tail: vec![], end_token: None, thought_tokens: 0 };
+    let end = End {
+        finish: FinishReason::Length,
+        tail: vec![],
+        end_token: None,
+        thought_tokens: 0,
+        cached_tokens: 0,
+    };
     assert_eq!(told(&mut scheduler).1, [(0, Ok(end))]);
 }
 

@@ -328,7 +328,13 @@ fn a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_it_ca
     for (index, (update, token)) in updates.iter().zip(want).enumerate() {
         assert_eq!(*update, Update::Token { choice: 0, index, token, logprobs: None });
     }
-    let end = End { finish: FinishReason::Length, tail: vec![], end_token: None, thought_tokens: 0 };
+    let end = End {
+        finish: FinishReason::Length,
+        tail: vec![],
+        end_token: None,
+        thought_tokens: 0,
+        cached_tokens: 0,
+    };
     assert_eq!(updates.last(), Some(&Update::Ended { choice: 0, end: Ok(end), logits: None }));
 
     let (slow, _) = slow_engine(config(), Duration::from_millis(1));

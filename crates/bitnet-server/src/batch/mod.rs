@@ -182,7 +182,11 @@ async fn finish(
     let gathered = gather(service, &job, &mut pieces, service.model.created).await;
     let tokens = pieces.usage().generated;
     let (about, turns) = match gathered {
-        Ok(gathered) => gathered,
+        Ok((mut about, turns)) => {
+            // What is cached depends on the lines before.
+            about.usage.cached = None;
+            (about, turns)
+        }
         Err(error) => return (Outcome::Refused(&error).line(&id, Some(&custom_id)), tokens, true),
     };
     let (request_id, body) = writer.write(&about, &turns);

@@ -38,14 +38,24 @@ pub(crate) struct About {
 pub(crate) struct Usage {
     /// Tokens in all prompts.
     pub prompt: usize,
+    /// Tokens at the beginning of the prompts that were in the prefix cache; `None` if that is not to be told, because the
+    /// answer must be the same whenever it is computed.
+    pub cached: Option<usize>,
     /// Tokens generated in all choices.
     pub generated: usize,
+    /// How many of them belong to thoughts.
+    pub thought: usize,
 }
 
 impl Usage {
     /// All tokens.
     pub fn total(&self) -> usize {
         self.prompt + self.generated
+    }
+
+    /// The counts of an answer with these choices.
+    pub fn with_thoughts(self, turns: &[Turn]) -> Usage {
+        Usage { thought: turns.iter().map(Turn::thought_tokens).sum(), ..self }
     }
 }
 
@@ -62,13 +72,17 @@ impl About {
             logprobs: job.logprobs,
             token_ids: job.token_ids,
             stop_strings: config.map_or_else(Vec::new, |config| config.stop_strings.clone()),
-            usage: Usage { prompt: job.prompt_tokens(), generated: 0 },
+            usage: Usage { prompt: job.prompt_tokens(), ..Usage::default() },
             position: Position::start(job.choices()),
             after: job.after.clone().unwrap_or_else(|| Position::start(job.choices())),
             begun: job.caller.begun,
             first: None,
         };
-        let turns = (0..job.choices()).map(|choice| Turn::new(choice, job.calls.clone())).collect();
+        let turn = |choice: usize| {
+            let thought = job.requests[choice / job.n].thought.as_ref();
+            Turn::new(choice, thought, job.calls.clone())
+        };
+        let turns = (0..job.choices()).map(turn).collect();
         (about, turns)
     }
 

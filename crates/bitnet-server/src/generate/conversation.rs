@@ -5,17 +5,33 @@ use std::sync::Arc;
 use bitnet::{
     Message, TemplateInput,
     model::CallForm,
-    prompt,
-    thought::{self, ThoughtRule},
+    prompt::{self, PromptEnd, PromptError},
+    thought::ThoughtRule,
 };
 
 use super::{
     prompt::{Encoder, tokenizer},
+    thinking::Thinking,
     tools::{Offer, form::form},
 };
 use crate::http::error::ApiError;
 
-/// The prompt of a chat, up to the beginning of the assistant's turn.
+/// What a request says about its conversation.
+#[derive(Default)]
+pub(crate) struct Talk {
+    pub messages: Vec<Message>,
+    /// The name of each message in the body, for errors; the same for all where it is short.
+    pub names: Vec<String>,
+    pub offer: Option<Offer>,
+    pub thinking: Thinking,
+    /// Variables of the template, each as JSON. They replace those that follow from the rest.
+    pub variables: Vec<(String, String)>,
+    pub end: PromptEnd,
+    /// Whether the prompt is as the template alone makes it: earlier thoughts are then kept only if the template does.
+    pub plain: bool,
+}
+
+/// The prompt of a chat, up to where the answer begins.
 pub(crate) struct Conversation {
     pub tokens: Vec<u32>,
     /// The tools that may be called, and how calls are written.
@@ -26,27 +42,27 @@ pub(crate) struct Conversation {
 
 impl Conversation {
     /// Encodes the prompt of a chat. `field` has the messages, for errors.
-    pub fn new(
-        messages: Vec<Message>,
-        offer: Option<Offer>,
-        variables: Vec<(String, String)>,
-        encoder: &Encoder<'_>,
-        field: &str,
-    ) -> Result<Conversation, ApiError> {
+    pub fn new(talk: Talk, encoder: &Encoder<'_>, field: &str) -> Result<Conversation, ApiError> {
         let tokenizer = tokenizer(encoder.model, field)?;
         let template = encoder.model.chat.as_ref();
+        let Talk { messages, names, offer, thinking, variables, end, plain } = talk;
         let tools = offer.as_ref().map_or_else(Vec::new, |offer| offer.described.clone());
-        let input = TemplateInput { tools, variables };
-        let rendered = prompt::Conversation { messages, input }.render(template);
-        let rendered = rendered.map_err(|e| ApiError::field(field, e))?;
+        let known =
+            template.map_or_else(Vec::new, |template| thinking.variables(template.conventions(), !plain));
+        // Of two values, the template gets the last.
+        let input = TemplateInput { tools, variables: known.into_iter().chain(variables).collect() };
+        let rendered = prompt::Conversation { messages, input, end }.render(template);
+        let rendered = rendered.map_err(|error| match error {
+            PromptError::Message { index, problem, cure } => {
+                let name = names.get(index).map_or(field, String::as_str);
+                ApiError::field(name, format!("{problem}: {cure}"))
+            }
+            other => ApiError::field(field, other),
+        })?;
         let offer = offer.map(|offer| (offer, form(template)));
-        let written = template.and_then(|template| template.conventions().thought.as_ref());
-        let rule = written.and_then(|form| thought::after_prompt(form, tokenizer, &rendered.text));
-        let thought = rule.map(|rule| {
-            // The tag of a call ends a thought, where it is a token.
-            let tag = offer.as_ref().and_then(|(_, form)| tokenizer.token_id(form.open.trim()));
-            Arc::new(ThoughtRule { calls: tag.into_iter().collect(), ..rule })
-        });
+        // The tag of a call ends a thought, where it is a token.
+        let tag = offer.as_ref().and_then(|(_, form)| tokenizer.token_id(form.open.trim()));
+        let thought = thinking.rule(rendered.thought, tag, encoder)?;
         let tokens = encoder.text(&rendered.text, rendered.add_special_tokens, field)?;
         Ok(Conversation { tokens, offer, thought })
     }

@@ -126,10 +126,10 @@ pub(crate) async fn gather(
         turn.add(&piece, &mut |_, _| {});
         turn.tokens.add(piece);
     }
+    about.usage = pieces.usage().with_thoughts(&turns);
     if let Some(best) = job.best {
         turns = keep_best(turns, job.n, best);
     }
-    about.usage = pieces.usage();
     Ok((about, turns))
 }
 

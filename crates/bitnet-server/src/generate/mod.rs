@@ -17,5 +17,6 @@ pub(crate) mod read;
 mod round_robin;
 pub(crate) mod sampling;
 mod stream;
+pub(crate) mod thinking;
 pub(crate) mod tools;
 pub(crate) mod turn;

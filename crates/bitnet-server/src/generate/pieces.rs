@@ -111,6 +111,8 @@ pub(crate) struct Pieces {
     /// The next piece, if it was waited for already.
     ahead: Option<Piece>,
     echoes: Option<Echoes>,
+    /// Tokens at the beginning of the prompts that were in the prefix cache, for the choices that have ended.
+    cached: usize,
     record: Record,
 }
 
@@ -195,6 +197,7 @@ impl Pieces {
                 echoes: vec![None; job.requests.len()],
                 tokenizer: tokenizer.cloned(),
             }),
+            cached: 0,
             record,
         })
     }
@@ -233,7 +236,12 @@ impl Pieces {
 
     /// The counts of tokens so far, in all choices.
     pub fn usage(&self) -> Usage {
-        Usage { prompt: self.record.prompt_tokens, generated: self.record.tokens }
+        Usage {
+            prompt: self.record.prompt_tokens,
+            cached: Some(self.cached),
+            generated: self.record.tokens,
+            thought: 0,
+        }
     }
 
     fn poll_update(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
@@ -261,7 +269,7 @@ impl Pieces {
                 self.record.token();
                 Ok(ChoiceUpdate::Token(token, logprobs.map(Box::new)))
             }
-            Update::Ended { end, .. } => {
+            Update::Ended { choice, end, .. } => {
                 self.open -= 1;
                 let end = match end {
                     Err(RequestError::Timeout) if self.keeps_text => None,
@@ -271,6 +279,8 @@ impl Pieces {
                     }
                     end => Some(Box::new(end.map_err(|error| self.failed(error))?)),
                 };
+                // The other choices of a request share the prompt of the first.
+                self.cached += end.as_ref().filter(|_| choice == 0).map_or(0, |end| end.cached_tokens);
                 if end.is_none() {
                     self.record.end("timeout");
                     if self.open == 0 && self.record.tokens == 0 {

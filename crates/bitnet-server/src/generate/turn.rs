@@ -1,6 +1,11 @@
-//! The turn of an assistant, as it is generated: texts and calls, put together from pieces.
+//! The turn of an assistant, as it is generated: thoughts, texts and calls, put together from pieces.
 
-use bitnet::inference::TokenLogprobs;
+use std::sync::Arc;
+
+use bitnet::{
+    inference::TokenLogprobs,
+    thought::{Split, ThoughtRule, ThoughtSplitter},
+};
 
 use super::{
     pieces::{EndToken, Finish, Piece},
@@ -17,11 +22,15 @@ pub(crate) struct Turn {
     pub finish: Option<Finish>,
     /// The tokens, where they are kept.
     pub tokens: Tokens,
+    splitter: ThoughtSplitter,
     reader: Reader,
 }
 
+/// A part of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
+    /// What the model thought, without markers.
+    Thought(String),
     Text(String),
     /// The arguments are JSON, unless the answer was cut off in them.
     Call {
@@ -53,25 +62,28 @@ pub(crate) struct Tokens {
 }
 
 impl Turn {
-    /// A turn without contents; `calls` says how it may call tools.
-    pub fn new(choice: usize, calls: Option<Calls>) -> Turn {
+    /// A turn without contents; `thought` says how thoughts may precede the answer, and `calls` how it may call tools.
+    pub fn new(choice: usize, thought: Option<&Arc<ThoughtRule>>, calls: Option<Calls>) -> Turn {
         Turn {
             choice,
             items: Vec::new(),
             open: false,
             finish: None,
             tokens: Tokens::default(),
+            splitter: ThoughtSplitter::new(thought),
             reader: Reader::new(calls),
         }
     }
 
     /// Adds the text of a piece, and calls `each` with every change of the turn in order.
     pub fn add(&mut self, piece: &Piece, each: &mut dyn FnMut(&Turn, Change<'_>)) {
-        for part in self.reader.push(&piece.text) {
-            self.add_part(part, each);
-        }
+        let token = piece.token.as_ref().map(|(id, _)| *id);
+        let split = self.splitter.push(token, &piece.text);
+        self.add_split(split, each);
         if piece.finish.is_some() {
             self.finish = piece.finish;
+            let split = self.splitter.finish();
+            self.add_split(split, each);
             let cut = self.is_cut_off();
             for part in self.reader.finish(cut) {
                 self.add_part(part, each);
@@ -80,6 +92,21 @@ impl Turn {
                 self.open(Item::Text(String::new()), each);
             }
             self.close(each);
+        }
+    }
+
+    fn add_split(&mut self, split: Split, each: &mut dyn FnMut(&Turn, Change<'_>)) {
+        if !split.thought.is_empty() {
+            if !matches!(self.items.last(), Some(Item::Thought(_))) {
+                self.open(Item::Thought(String::new()), each);
+            }
+            self.grow(&split.thought, each);
+        }
+        if !self.splitter.thinks() && matches!(self.items.last(), Some(Item::Thought(_))) {
+            self.close(each);
+        }
+        for part in self.reader.push(&split.answer) {
+            self.add_part(part, each);
         }
     }
 
@@ -96,10 +123,17 @@ impl Turn {
             }
             AnswerPart::Arguments(_, arguments) => arguments,
         };
-        if let Some(Item::Text(text) | Item::Call { arguments: text, .. }) = self.items.last_mut() {
-            text.push_str(&more);
+        self.grow(&more, each);
+    }
+
+    /// Adds to the last item.
+    fn grow(&mut self, more: &str, each: &mut dyn FnMut(&Turn, Change<'_>)) {
+        if let Some(Item::Thought(text) | Item::Text(text) | Item::Call { arguments: text, .. }) =
+            self.items.last_mut()
+        {
+            text.push_str(more);
         }
-        each(self, Change::More(&more));
+        each(self, Change::More(more));
     }
 
     fn open(&mut self, item: Item, each: &mut dyn FnMut(&Turn, Change<'_>)) {
@@ -130,15 +164,34 @@ impl Turn {
     pub fn text(&self) -> String {
         let texts = self.items.iter().filter_map(|item| match item {
             Item::Text(text) => Some(text.as_str()),
-            Item::Call { .. } => None,
+            Item::Thought(_) | Item::Call { .. } => None,
         });
         texts.collect()
+    }
+
+    /// What the model thought; empty if it did not think.
+    pub fn thought(&self) -> String {
+        let thoughts = self.items.iter().filter_map(|item| match item {
+            Item::Thought(thought) => Some(thought.as_str()),
+            Item::Text(_) | Item::Call { .. } => None,
+        });
+        thoughts.collect()
+    }
+
+    /// Whether the turn is, or has ended, within a thought.
+    pub fn thinks(&self) -> bool {
+        self.splitter.thinks()
+    }
+
+    /// Number of tokens of its thoughts, markers included.
+    pub fn thought_tokens(&self) -> usize {
+        self.splitter.tokens()
     }
 
     /// The name and the arguments of each call.
     pub fn calls(&self) -> impl Iterator<Item = (&str, &str)> {
         self.items.iter().filter_map(|item| match item {
-            Item::Text(_) => None,
+            Item::Thought(_) | Item::Text(_) => None,
             Item::Call { name, arguments } => Some((name.as_str(), arguments.as_str())),
         })
     }

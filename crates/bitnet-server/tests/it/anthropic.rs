@@ -26,6 +26,11 @@ fn own_tools() -> Value {
     tools().as_array().unwrap().iter().map(own).collect()
 }
 
+/// Tokens of a prompt, whether they were cached or not.
+fn prompt_tokens(usage: &Value) -> u64 {
+    ["input_tokens", "cache_read_input_tokens"].into_iter().map(|field| usage[field].as_u64().unwrap()).sum()
+}
+
 #[test]
 fn a_text_is_that_of_a_chat_with_equal_parameters_and_seed() {
     for template in [TAGGED, PLAIN] {
@@ -52,7 +57,7 @@ fn a_text_is_that_of_a_chat_with_equal_parameters_and_seed() {
             let answer = server.post_with(MESSAGES, &[("x-seed", &seed.to_string())], &body).ok();
             let want = &chat["choices"][0];
             assert_eq!(answer["content"][0]["text"], want["message"]["content"]);
-            assert_eq!(answer["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
+            assert_eq!(json!(prompt_tokens(&answer["usage"])), chat["usage"]["prompt_tokens"]);
             assert_eq!(answer["usage"]["output_tokens"], chat["usage"]["completion_tokens"]);
             match answer["stop_reason"].as_str().unwrap() {
                 "max_tokens" => assert_eq!(want["finish_reason"], "length"),
@@ -145,7 +150,7 @@ fn a_conversation_with_calls_continues_as_in_a_chat() {
         ]}),
     );
     let answer = server.post(MESSAGES, &body).ok();
-    assert_eq!(answer["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
+    assert_eq!(json!(prompt_tokens(&answer["usage"])), chat["usage"]["prompt_tokens"]);
     assert_eq!(answer["content"][0]["text"], chat["choices"][0]["message"]["content"]);
     let counted = server
         .post("/v1/messages/count_tokens", &json!({"tools": body["tools"], "messages": body["messages"]}));
@@ -213,7 +218,9 @@ fn a_stream_sends_the_message_in_typed_events() {
             block.as_object_mut().unwrap().remove("id");
         }
         assert_eq!(content, want);
-        assert_eq!((&end["delta"]["stop_reason"], &end["usage"]), (&whole["stop_reason"], &whole["usage"]));
+        assert_eq!(end["delta"]["stop_reason"], whole["stop_reason"]);
+        assert_eq!(end["usage"]["output_tokens"], whole["usage"]["output_tokens"]);
+        assert_eq!(prompt_tokens(&end["usage"]), prompt_tokens(&whole["usage"]));
     }
 }
 

@@ -17,6 +17,8 @@ mod limits;
 mod ollama;
 mod origins;
 mod responses;
+mod scripted;
 mod streams;
 mod support;
+mod thoughts;
 mod tools;

@@ -199,7 +199,13 @@ fn a_stream_sends_the_answer_in_typed_events() {
         let (said, arguments) = followed(&events);
         let (kind, last) = events.last().unwrap();
         assert_eq!(*kind, format!("response.{}", whole["status"].as_str().unwrap()));
-        assert_eq!(unnamed(&last["response"]), unnamed(&whole));
+        // The second of two equal requests finds the prompt of the first.
+        let uncached = |response: &Value| {
+            let mut response = unnamed(response);
+            response["usage"]["input_tokens_details"].take();
+            response
+        };
+        assert_eq!(uncached(&last["response"]), uncached(&whole));
         assert_eq!(said, text(&whole));
         assert_eq!(arguments, calls(&whole).into_iter().map(|call| call.1).collect::<String>());
         assert_eq!(events[0].0, "response.created");

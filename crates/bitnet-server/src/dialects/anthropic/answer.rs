@@ -3,12 +3,13 @@
 use std::fmt::{Display, Write};
 
 use serde_json::{Value, json, value::RawValue};
+use sha2::{Digest, Sha256};
 
-use super::input::read_message;
+use super::{input::read_message, thinking};
 use crate::{
     dialects::errors::anthropic_error,
     generate::{
-        answer::About,
+        answer::{About, Usage},
         dialect::Dialect,
         job::Parsed,
         pieces::Finish,
@@ -18,7 +19,11 @@ use crate::{
     http::{error::ApiError, fields::Fields},
 };
 
-pub(crate) struct Messages;
+/// The answer to a request.
+pub(crate) struct Messages {
+    /// Whether thoughts are shown; otherwise, their blocks are empty.
+    shows: bool,
+}
 
 fn event(kind: &str, data: impl Display, out: &mut String) {
     let _ = write!(out, "event: {kind}\ndata: {data}\n\n");
@@ -32,6 +37,7 @@ fn call_id(about: &About, index: usize) -> String {
 fn message(about: &About, turn: &Turn, blocks: &[String]) -> String {
     let (reason, sequence) = stopped(about, turn);
     let own = json!({
+        "context_management": thinking::applied(),
         "id": format!("{}{}", Messages::ID, about.name),
         "type": "message",
         "role": "assistant",
@@ -44,7 +50,16 @@ fn message(about: &About, turn: &Turn, blocks: &[String]) -> String {
 }
 
 fn usage(about: &About) -> Value {
-    json!({"input_tokens": about.usage.prompt, "output_tokens": about.usage.generated})
+    let Usage { prompt, cached, generated, thought } = about.usage;
+    let cached = cached.unwrap_or(0);
+    json!({
+        // Here, the tokens of the prompt that were not in the cache.
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": generated,
+        "output_tokens_details": {"thinking_tokens": thought},
+    })
 }
 
 /// Why the turn ended, and the stop sequence at which it did.
@@ -60,9 +75,19 @@ fn stopped<'a>(about: &'a About, turn: &Turn) -> (Option<&'static str>, Option<&
     }
 }
 
+/// The signature of a thought. It has the form that clients expect, and proves nothing: no thought is secret here.
+fn signature(about: &About, thought: &str) -> String {
+    let hash = Sha256::digest(thought);
+    hash[..16].iter().fold(format!("{}.", about.name), |text, byte| format!("{text}{byte:02x}"))
+}
+
 /// A content block as JSON; `None` for a call that was cut off, because its input is no object.
-fn block(about: &About, turn: &Turn, index: usize) -> Option<String> {
+fn block(about: &About, turn: &Turn, index: usize, shows: bool) -> Option<String> {
     match &turn.items[index] {
+        Item::Thought(thought) => {
+            let (shown, signature) = (if shows { thought } else { "" }, signature(about, thought));
+            Some(json!({"type": "thinking", "thinking": shown, "signature": signature}).to_string())
+        }
         Item::Text(text) => Some(json!({"type": "text", "text": text}).to_string()),
         Item::Call { name, arguments } => {
             let input: &RawValue = serde_json::from_str(arguments).ok()?;
@@ -78,7 +103,8 @@ impl Dialect for Messages {
     const KEEP_ALIVE: &'static str = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
-        Ok((read_message(fields, encoder)?, Messages))
+        let (parsed, shows) = read_message(fields, encoder)?;
+        Ok((parsed, Messages { shows }))
     }
 
     fn begin(&mut self, about: &About, turns: &[Turn], out: &mut String) {
@@ -89,7 +115,24 @@ impl Dialect for Messages {
 
     fn change(&mut self, about: &About, turn: &Turn, change: Change<'_>, out: &mut String) {
         let (index, last) = turn.last();
+        let delta = |delta: Value| ("content_block_delta", Some(("delta", delta)));
+        if let (Change::Closed, Item::Thought(thought)) = (change, last) {
+            let delta = json!({"type": "signature_delta", "signature": signature(about, thought)});
+            event(
+                "content_block_delta",
+                json!({"type": "content_block_delta", "index": index, "delta": delta}),
+                out,
+            );
+        }
         let (kind, entry) = match (change, last) {
+            (Change::Opened, Item::Thought(_)) => {
+                let block = json!({"type": "thinking", "thinking": "", "signature": ""});
+                ("content_block_start", Some(("content_block", block)))
+            }
+            (Change::More(_), Item::Thought(_)) if !self.shows => return,
+            (Change::More(text), Item::Thought(_)) => {
+                delta(json!({"type": "thinking_delta", "thinking": text}))
+            }
             (Change::Opened, Item::Text(_)) => {
                 ("content_block_start", Some(("content_block", json!({"type": "text", "text": ""}))))
             }
@@ -98,13 +141,10 @@ impl Dialect for Messages {
                     json!({"type": "tool_use", "id": call_id(about, index), "name": name, "input": {}});
                 ("content_block_start", Some(("content_block", block)))
             }
-            (Change::More(text), Item::Text(_)) => {
-                ("content_block_delta", Some(("delta", json!({"type": "text_delta", "text": text}))))
+            (Change::More(text), Item::Text(_)) => delta(json!({"type": "text_delta", "text": text})),
+            (Change::More(json), Item::Call { .. }) => {
+                delta(json!({"type": "input_json_delta", "partial_json": json}))
             }
-            (Change::More(json), Item::Call { .. }) => (
-                "content_block_delta",
-                Some(("delta", json!({"type": "input_json_delta", "partial_json": json}))),
-            ),
             (Change::Closed, _) => ("content_block_stop", None),
         };
         let mut all = json!({"type": kind, "index": index});
@@ -128,7 +168,7 @@ impl Dialect for Messages {
     fn whole(&self, about: &About, turns: &[Turn]) -> String {
         let turn = &turns[0];
         let blocks: Vec<String> =
-            (0..turn.items.len()).filter_map(|index| block(about, turn, index)).collect();
+            (0..turn.items.len()).filter_map(|index| block(about, turn, index, self.shows)).collect();
         message(about, turn, &blocks)
     }
 }

@@ -1,13 +1,13 @@
 //! Reads a request: the conversation, the tools and the settings.
 
-use bitnet::model::{ChatTemplate, Message, ToolCall};
+use bitnet::model::{Message, ToolCall};
 use serde_json::{json, value::RawValue};
 
+use super::thinking;
 use crate::{
-    dialects::openai::harmless,
     generate::{
         content::{MAX_MESSAGES, Parts, listed, text},
-        conversation::Conversation,
+        conversation::{Conversation, Talk},
         grammar::Format,
         job::Parsed,
         prompt::Encoder,
@@ -22,7 +22,19 @@ use crate::{
 
 const TEXT: Parts = Parts { kinds: &["text"], harmless: &["cache_control", "citations"] };
 
-pub(super) fn read_message(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
+/// What makes the prompt, and what else the same fields say.
+pub(super) struct Read {
+    pub conversation: Conversation,
+    format: Option<Format>,
+    /// Whether the answer shows its thoughts.
+    shown: bool,
+}
+
+/// Takes all fields; returns also whether the answer shows its thoughts.
+pub(super) fn read_message(
+    fields: &mut Fields<'_>,
+    encoder: &Encoder<'_>,
+) -> Result<(Parsed, bool), ApiError> {
     let max_tokens: usize = fields.need("max_tokens")?;
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
     config.max_new_tokens = max_tokens;
@@ -33,11 +45,11 @@ pub(super) fn read_message(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
         metadata.finish()?;
     }
     let stream = fields.take("stream")?.unwrap_or(false);
-    let (conversation, format) = conversation(fields, encoder)?;
+    let Read { conversation, format, shown } = conversation(fields, encoder)?;
     rest(fields)?;
     let format = format.map(|format| ("output_config.format", format));
     let names = Names::new([("prompt", "messages"), ("stop", "stop_sequences")]);
-    Ok(Parsed { format, salt, stream, names, ..Parsed::turn(conversation, config) })
+    Ok((Parsed { format, salt, stream, names, ..Parsed::turn(conversation, config) }, shown))
 }
 
 /// Takes the fields that change no token.
@@ -51,21 +63,20 @@ pub(super) fn rest(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 /// Takes the fields that make the prompt, and the format of the answer.
-pub(super) fn conversation(
-    fields: &mut Fields<'_>,
-    encoder: &Encoder<'_>,
-) -> Result<(Conversation, Option<Format>), ApiError> {
-    let template = encoder.model.chat.as_ref();
+pub(super) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Read, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = fields.raw("system") {
         messages.push(Message::new("system", text(fields, "system", system, &TEXT)?));
     }
     turns(fields, &mut messages)?;
     let offer = offer(fields)?;
-    let mut variables: Vec<(String, String)> = thinking(fields, template)?.into_iter().collect();
+    let (mut thinking, shown) = thinking::take(fields, encoder.model)?;
     let mut format = None;
     if let Some(mut output) = fields.object("output_config")? {
-        variables.extend(harmless::effort(&mut output, "effort", "reasoning_effort", template)?);
+        match encoder.model.thinks() {
+            true => thinking.take_effort(&mut output, "effort")?,
+            false => output.ignore(&["effort"])?,
+        }
         format = output.object("format")?.map(read_format).transpose()?;
         output.finish()?;
     }
@@ -73,7 +84,14 @@ pub(super) fn conversation(
     if let Some(older) = fields.object("output_format")? {
         format = Some(read_format(older)?);
     }
-    Ok((Conversation::new(messages, offer, variables, encoder, "messages")?, format))
+    let conventions = encoder.model.chat.as_ref().map(|template| template.conventions());
+    if conventions.is_some_and(|conventions| !conventions.roles.later_system) {
+        // Claude Code puts system messages among the others.
+        let later = messages.iter_mut().skip_while(|message| message.role == "system");
+        later.filter(|message| message.role == "system").for_each(|message| message.role = "user".to_owned());
+    }
+    let talk = Talk { messages, offer, thinking, ..Talk::default() };
+    Ok(Read { conversation: Conversation::new(talk, encoder, "messages")?, format, shown })
 }
 
 fn read_format(mut fields: Fields<'_>) -> Result<Format, ApiError> {
@@ -84,28 +102,6 @@ fn read_format(mut fields: Fields<'_>) -> Result<Format, ApiError> {
     let format = Format::schema(&fields.name("schema"), fields.need_raw("schema")?)?;
     fields.finish()?;
     Ok(format)
-}
-
-/// Takes `thinking`, as a variable of a template that can switch it off. Without such a template, it changes no token.
-fn thinking(
-    fields: &mut Fields<'_>,
-    template: Option<&ChatTemplate>,
-) -> Result<Option<(String, String)>, ApiError> {
-    if !template.is_some_and(ChatTemplate::asks_for_thinking) {
-        return fields.harmless("thinking", &[json!({"type": "disabled"})]).map(|()| None);
-    }
-    let Some(mut thinking) = fields.object("thinking")? else { return Ok(None) };
-    let kind: String = thinking.need("type")?;
-    thinking.only("budget_tokens", &[]).map_err(|e| e.advised("max_tokens limits thoughts too"))?;
-    thinking.harmless("display", &[])?;
-    let on = match kind.as_str() {
-        "enabled" => Some(true),
-        "disabled" => Some(false),
-        "adaptive" => None,
-        other => return Err(ApiError::unsupported(thinking.name("type"), format!("{other:.20?}"))),
-    };
-    thinking.finish()?;
-    Ok(on.map(|on| ("enable_thinking".to_owned(), on.to_string())))
 }
 
 /// Takes the tools, and what may be called of them.
@@ -224,13 +220,25 @@ fn result(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     Ok(result)
 }
 
-/// Reads a turn of the assistant: text and calls.
+/// Reads a turn of the assistant: thoughts, text and calls. Any signature is accepted.
 fn assistant(turn: &mut Fields<'_>) -> Result<Message, ApiError> {
     let mut message = Message::new("assistant", "");
     blocks(turn, |kind, block| match block {
         Block::Text(text) => {
             message.push_text(&text);
             Ok(())
+        }
+        Block::Other(mut fields) if kind == "thinking" => {
+            let thought: String = fields.need("thinking")?;
+            message.reasoning.get_or_insert_default().push_str(&thought);
+            fields.take::<String>("signature")?;
+            fields.ignore(&["cache_control"])?;
+            fields.finish()
+        }
+        // Nobody but Anthropic can read it.
+        Block::Other(mut fields) if kind == "redacted_thinking" => {
+            fields.take::<String>("data")?;
+            fields.finish()
         }
         Block::Other(fields) if kind == "tool_use" => {
             message.tool_calls.push(call(fields)?);
@@ -306,7 +314,7 @@ mod tests {
             (block("user", json!({"type": "image", "source": {}})), "messages[0].content[0].type"),
             (block("user", json!({"type": "tool_result"})), "messages[0].content[0].tool_use_id"),
             (block("user", json!({"type": "text", "text": "a", "x": 1})), "messages[0].content[0].x"),
-            (block("assistant", json!({"type": "thinking", "thinking": "a"})), "messages[0].content[0].type"),
+            (block("assistant", json!({"type": "thinking"})), "messages[0].content[0].thinking"),
             (
                 block("assistant", json!({"type": "tool_use", "id": "x", "name": "f", "input": "{}"})),
                 "messages[0].content[0].input",

@@ -2,6 +2,7 @@
 
 mod answer;
 mod input;
+mod thinking;
 
 use std::sync::Arc;
 
@@ -13,11 +14,11 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    generate::{conversation::Conversation, endpoint, read::read_fields},
+    generate::{endpoint, read::read_fields},
     http::{app::App, error::ApiError},
 };
 use answer::Messages;
-use input::{conversation, rest};
+use input::{Read, conversation, rest};
 
 /// `POST /v1/messages`.
 pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -30,9 +31,9 @@ pub(crate) async fn count_tokens(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let counted = read_fields(&app, request, |fields, encoder, _| {
-        let (Conversation { tokens, .. }, _) = conversation(fields, encoder)?;
+        let Read { conversation, .. } = conversation(fields, encoder)?;
         rest(fields)?;
-        Ok(Json(json!({"input_tokens": tokens.len()})))
+        Ok(Json(json!({"input_tokens": conversation.tokens.len()})))
     });
     counted.await
 }

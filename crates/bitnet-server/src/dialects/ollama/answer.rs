@@ -38,6 +38,8 @@ struct Line<'t> {
     message: Option<Message<'t>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response: Option<&'t str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    thinking: &'t str,
     done: bool,
     #[serde(flatten)]
     end: Option<End>,
@@ -47,6 +49,8 @@ struct Line<'t> {
 struct Message<'t> {
     role: &'static str,
     content: &'t str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    thinking: &'t str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<Call<'t>>,
 }
@@ -60,6 +64,14 @@ struct Call<'t> {
 struct Function<'t> {
     name: &'t str,
     arguments: &'t RawValue,
+}
+
+/// What a line adds to the answer.
+#[derive(Default)]
+struct Part<'t> {
+    thinking: &'t str,
+    text: &'t str,
+    tool_calls: Vec<Call<'t>>,
 }
 
 /// Entries of the last line. Durations are in nanoseconds.
@@ -105,12 +117,14 @@ impl<'t> Call<'t> {
 }
 
 impl<const CHAT: bool> Ollama<CHAT> {
-    fn line(about: &About, text: &str, tool_calls: Vec<Call<'_>>, end: Option<End>) -> String {
+    fn line(about: &About, part: Part<'_>, end: Option<End>) -> String {
+        let Part { thinking, text, tool_calls } = part;
         let line = Line {
             model: &about.model,
             created_at: date(now(), TIME),
-            message: CHAT.then_some(Message { role: "assistant", content: text, tool_calls }),
+            message: CHAT.then_some(Message { role: "assistant", content: text, thinking, tool_calls }),
             response: (!CHAT).then_some(text),
+            thinking: if CHAT { "" } else { thinking },
             done: end.is_some(),
             end,
         };
@@ -149,10 +163,15 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
 
     fn change(&mut self, about: &About, turn: &Turn, change: Change<'_>, out: &mut String) {
         match (change, turn.last().1) {
-            (Change::More(text), Item::Text(_)) => *out += &Self::line(about, text, Vec::new(), None),
+            (Change::More(thinking), Item::Thought(_)) => {
+                *out += &Self::line(about, Part { thinking, ..Part::default() }, None);
+            }
+            (Change::More(text), Item::Text(_)) => {
+                *out += &Self::line(about, Part { text, ..Part::default() }, None);
+            }
             (Change::Closed, item) => {
                 if let Some(call) = Call::of(item) {
-                    *out += &Self::line(about, "", vec![call], None);
+                    *out += &Self::line(about, Part { tool_calls: vec![call], ..Part::default() }, None);
                 }
             }
             _ => {}
@@ -160,7 +179,7 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
     }
 
     fn end(&mut self, about: &About, turns: &[Turn], out: &mut String) {
-        *out += &Self::line(about, "", Vec::new(), Some(End::of(about, &turns[0])));
+        *out += &Self::line(about, Part::default(), Some(End::of(about, &turns[0])));
     }
 
     fn fail(&mut self, _: &About, _: &[Turn], error: &ApiError, out: &mut String) {
@@ -170,6 +189,7 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
     fn whole(&self, about: &About, turns: &[Turn]) -> String {
         let turn = &turns[0];
         let calls = turn.items.iter().filter_map(Call::of).collect();
-        Self::line(about, &turn.text(), calls, Some(End::of(about, turn)))
+        let part = Part { thinking: &turn.thought(), text: &turn.text(), tool_calls: calls };
+        Self::line(about, part, Some(End::of(about, turn)))
     }
 }

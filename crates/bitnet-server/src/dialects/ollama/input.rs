@@ -1,13 +1,18 @@
 //! Reads a request: the conversation or the prompt, and the settings.
 
-use bitnet::model::{ChatTemplate, Message, ToolCall};
+use bitnet::model::{Effort, Message, ToolCall};
 use serde_json::{Value, json, value::RawValue};
 
 use super::options;
 use crate::{
     dialects::openai::tools,
     generate::{
-        content::listed, conversation::Conversation, grammar::Format, job::Parsed, prompt::Encoder,
+        content::listed,
+        conversation::{Conversation, Talk},
+        grammar::Format,
+        job::Parsed,
+        prompt::Encoder,
+        thinking::Thinking,
         tools::MAX_TOOLS,
     },
     http::{error::ApiError, fields::Fields},
@@ -15,9 +20,14 @@ use crate::{
 
 pub(super) fn read_chat(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
     let messages = messages(fields)?;
-    let offer = tools::offer(fields, false)?;
-    let variables = think(fields, encoder.model.chat.as_ref())?;
-    let conversation = Conversation::new(messages, offer, variables, encoder, "messages")?;
+    let talk = Talk {
+        names: (0..messages.len()).map(|i| format!("messages[{i}].role")).collect(),
+        messages,
+        offer: tools::offer(fields, false)?,
+        thinking: think(fields, encoder)?,
+        ..Talk::default()
+    };
+    let conversation = Conversation::new(talk, encoder, "messages")?;
     finish("messages", fields, conversation, encoder)
 }
 
@@ -28,7 +38,7 @@ pub(super) fn read_prompt(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Res
     fields.only("context", &[json!([])]).map_err(|e| e.advised("send the conversation to /api/chat"))?;
     fields.only("images", &[json!([])])?;
     let system: Option<String> = fields.take("system")?.filter(|text: &String| !text.is_empty());
-    let variables = think(fields, encoder.model.chat.as_ref())?;
+    let thinking = think(fields, encoder)?;
     if fields.take("raw")?.unwrap_or(false) {
         if system.is_some() {
             return Err(ApiError::field("system", "a raw prompt has no system message"));
@@ -38,7 +48,8 @@ pub(super) fn read_prompt(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Res
     }
     let prompt = Message::new("user", fields.need::<String>("prompt")?);
     let messages = system.map(|text| Message::new("system", text)).into_iter().chain([prompt]).collect();
-    let conversation = Conversation::new(messages, None, variables, encoder, "prompt")?;
+    let talk = Talk { messages, thinking, ..Talk::default() };
+    let conversation = Conversation::new(talk, encoder, "prompt")?;
     finish("prompt", fields, conversation, encoder)
 }
 
@@ -70,22 +81,16 @@ fn finish(
     Ok(Parsed { format, stream, names: options::names(field), ..Parsed::turn(conversation, config) })
 }
 
-/// Takes `think`, as the variable of a template that uses it; without such a template, it changes no token.
-fn think(
-    fields: &mut Fields<'_>,
-    template: Option<&ChatTemplate>,
-) -> Result<Vec<(String, String)>, ApiError> {
-    let asks_for = |variable: &str| template.is_some_and(|template| template.asks_for(variable));
-    let variable = ["enable_thinking", "reasoning_effort"].into_iter().find(|variable| asks_for(variable));
-    let (Some(variable), Some(think)) = (variable, fields.peek("think")) else {
-        return fields.harmless("think", &[json!(false)]).map(|()| Vec::new());
-    };
-    match (fields.take::<Value>("think")?, variable) {
-        (Some(Value::Bool(_)), "enable_thinking") | (Some(Value::String(_)), "reasoning_effort") => {
-            Ok(vec![(variable.to_owned(), think.get().to_owned())])
-        }
-        (_, "enable_thinking") => Err(ApiError::field("think", "it must be true or false for this model")),
-        _ => Err(ApiError::field("think", "it must be a text for this model, such as low")),
+/// Takes `think`: whether to think, or how much. A level that is not known stands for the model's default.
+fn think(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Thinking, ApiError> {
+    if !encoder.model.thinks() {
+        return fields.harmless("think", &[json!(false)]).map(|()| Thinking::default());
+    }
+    match fields.take::<Value>("think")? {
+        None => Ok(Thinking::default()),
+        Some(Value::Bool(on)) => Ok(Thinking { on: Some(on), ..Thinking::default() }),
+        Some(Value::String(level)) => Ok(Thinking { effort: Effort::named(&level), ..Thinking::default() }),
+        Some(_) => Err(ApiError::field("think", "it must be true, false, or a level such as low")),
     }
 }
 
@@ -102,7 +107,11 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     }
     let mut message = Message::new(role, fields.take::<String>("content")?.unwrap_or_default());
     fields.only("images", &[json!([])])?;
-    fields.only("thinking", &[json!("")])?;
+    if message.role == "assistant" {
+        message.reasoning = fields.take::<String>("thinking")?.filter(|thought| !thought.is_empty());
+    } else {
+        fields.only("thinking", &[json!("")])?;
+    }
     if message.role == "tool" {
         message.name = fields.take("tool_name")?;
         message.tool_call_id = fields.take("tool_call_id")?;

@@ -14,7 +14,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use bitnet::model::{ChatTemplate, date};
+use bitnet::model::{ChatTemplate, Conventions, date};
 use serde_json::{Value, json};
 
 use crate::{
@@ -77,19 +77,45 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
         }
         fields.harmless("verbose", &[])?;
         let family = service.architecture();
-        let template = service.model.chat.as_ref().map_or("", ChatTemplate::source);
-        Ok(Json(json!({
+        let template = service.model.chat.as_ref();
+        let mut shown = json!({
             "modified_at": modified(service),
-            "template": template,
+            "template": template.map_or("", ChatTemplate::source),
             "details": details(service),
             "model_info": {
                 "general.architecture": family,
                 format!("{family}.context_length"): service.engine.context(),
             },
             "capabilities": if service.embeds() { &["embedding"][..] } else { &["completion", "tools"] },
-        })))
+        });
+        if let Some(template) = template {
+            let conventions = template.conventions();
+            if let Some(values) = thinking(conventions) {
+                shown["thinking"] = values;
+                shown["capabilities"]
+                    .as_array_mut()
+                    .into_iter()
+                    .for_each(|list| list.push("thinking".into()));
+            }
+            shown["conventions"] = json!(conventions);
+        }
+        Ok(Json(shown))
     });
     shown.await
+}
+
+/// The values that `think` tells apart, and its default; `None` for a model that does not think.
+fn thinking(conventions: &Conventions) -> Option<Value> {
+    let form = conventions.thought.as_ref()?;
+    let levels = conventions.efforts.accepted.iter().map(|effort| json!(effort.name()));
+    let switch = form.switch.as_ref();
+    let switched = switch.into_iter().flat_map(|_| [json!(true), json!(false)]);
+    let default = match (conventions.efforts.default, switch) {
+        (Some(effort), _) => json!(effort.name()),
+        (None, Some(switch)) => json!(switch.default),
+        (None, None) => json!(true),
+    };
+    Some(json!({"values": switched.chain(levels).collect::<Vec<_>>(), "default": default}))
 }
 
 fn modified(service: &Service) -> String {

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{
     chat, completions, format,
     shape::{Added, AddedCall, Shape},
+    thoughts::{Showing, Shown},
 };
 use crate::{
     generate::{
@@ -29,6 +30,9 @@ use crate::{
 pub(crate) struct OpenAi<const CHAT: bool> {
     /// Whether a stream ends with the token counts.
     include_usage: bool,
+    showing: Showing,
+    /// The text before a thought and after it, where thoughts are part of the content.
+    around: (String, String),
     /// The text and the calls that the next event adds.
     added: Added,
 }
@@ -41,6 +45,60 @@ impl<const CHAT: bool> OpenAi<CHAT> {
             id: format!("{}{}", Self::ID, about.name),
             include_usage: self.include_usage,
         }
+    }
+}
+
+impl<const CHAT: bool> OpenAi<CHAT> {
+    /// Adds a change of a thought to the next event.
+    fn think(&mut self, turn: &Turn, change: Change<'_>, thought: &str) {
+        let Showing { shown, at_once } = self.showing;
+        let more = match change {
+            Change::More(more) if !at_once => more,
+            Change::Closed if at_once => thought,
+            _ => "",
+        };
+        if matches!(shown, Shown::Apart | Shown::Both) {
+            self.added.thought += more;
+        }
+        if matches!(shown, Shown::InContent | Shown::Both) {
+            let (before, after) = &self.around;
+            match change {
+                Change::Opened => self.added.text += before,
+                Change::More(_) => self.added.text += more,
+                Change::Closed if turn.thinks() => self.added.text += more,
+                Change::Closed => self.added.text.extend([more, after]),
+            }
+        }
+    }
+
+    /// The thought of a turn and its content, as a whole.
+    fn contents(&self, turn: &Turn) -> (String, String) {
+        let (thought, text) = (turn.thought(), turn.text());
+        let in_content = || match thought.is_empty() {
+            true => text.clone(),
+            false => {
+                let (before, after) = &self.around;
+                let after = if turn.thinks() { "" } else { after };
+                [before, &thought, after, &text].concat()
+            }
+        };
+        match self.showing.shown {
+            Shown::Apart => (thought, text),
+            Shown::Hidden => (String::new(), text),
+            Shown::InContent => (String::new(), in_content()),
+            Shown::Both => (thought.clone(), in_content()),
+        }
+    }
+}
+
+/// The text before a thought and after it, as the model's template writes them.
+fn around_thoughts(encoder: &Encoder<'_>) -> (String, String) {
+    let conventions = encoder.model.chat.as_ref().map(|template| template.conventions());
+    match conventions.and_then(|conventions| conventions.thought.as_ref()) {
+        Some(form) => {
+            (format!("{}{}", form.open, form.lead), format!("{}{}{}", form.tail, form.close, form.gap))
+        }
+        None => Default::default(),
     }
 }
 
@@ -102,7 +160,12 @@ impl<const CHAT: bool> Dialect for OpenAi<CHAT> {
             false => completions::read(fields, encoder, stream)?,
         };
         let parsed = Parsed { stream, names, ..read_common(fields, encoder, parsed)? };
-        let answer = OpenAi { include_usage: include_usage(fields, stream)?, added: Added::default() };
+        let answer = OpenAi {
+            include_usage: include_usage(fields, stream)?,
+            showing: if CHAT { Showing::take(fields)? } else { Showing::default() },
+            around: around_thoughts(encoder),
+            added: Added::default(),
+        };
         Ok((parsed, answer))
     }
 
@@ -110,6 +173,7 @@ impl<const CHAT: bool> Dialect for OpenAi<CHAT> {
 
     fn change(&mut self, _: &About, turn: &Turn, change: Change<'_>, _: &mut String) {
         match (change, turn.last().1) {
+            (change, Item::Thought(thought)) => self.think(turn, change, thought),
             (Change::More(text), Item::Text(_)) => self.added.text += text,
             (Change::Opened, Item::Call { name, .. }) => {
                 let (index, name) = (turn.calls().count() - 1, Some(name.clone()));
@@ -147,6 +211,6 @@ impl<const CHAT: bool> Dialect for OpenAi<CHAT> {
     }
 
     fn whole(&self, about: &About, turns: &[Turn]) -> String {
-        self.shape(about).whole(turns)
+        self.shape(about).whole(turns, |turn| self.contents(turn))
     }
 }

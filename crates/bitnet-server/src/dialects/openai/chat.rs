@@ -1,14 +1,19 @@
 //! Reads a chat: its messages, tools and settings.
 
-use super::{harmless, messages::messages, tools};
+use super::{harmless, messages::messages, thoughts, tools};
 use crate::{
-    generate::{conversation::Conversation, job::Parsed, prompt::Encoder, sampling},
+    generate::{
+        conversation::{Conversation, Talk},
+        job::Parsed,
+        prompt::Encoder,
+        sampling,
+    },
     http::{error::ApiError, fields::Fields},
 };
 
 /// Takes all fields of a chat, except those that every request has.
 pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Parsed, ApiError> {
-    let conversation = conversation(fields, encoder)?;
+    let conversation = Conversation::new(talk(fields, encoder)?, encoder, "messages")?;
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
     config.max_new_tokens = max_tokens(fields)?;
     config.logprobs = logprobs(fields)?;
@@ -16,13 +21,20 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Par
     Ok(Parsed::turn(conversation, config))
 }
 
-/// Takes the messages, the tools and the template's variables, and encodes the prompt of a chat.
-pub(super) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Conversation, ApiError> {
+/// Takes the fields that make the prompt.
+pub(super) fn talk(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Talk, ApiError> {
     let messages = messages(fields)?;
-    let offer = tools::offer(fields, false)?;
-    let mut variables = harmless::efforts(fields, encoder.model.chat.as_ref())?;
+    let mut variables = harmless::verbosity(fields, encoder.model.chat.as_ref())?;
     variables.extend(tools::variables(fields)?);
-    Conversation::new(messages, offer, variables, encoder, "messages")
+    Ok(Talk {
+        names: (0..messages.len()).map(|i| format!("messages[{i}].role")).collect(),
+        messages,
+        offer: tools::offer(fields, false)?,
+        thinking: thoughts::thinking(fields, encoder.model)?,
+        variables,
+        end: thoughts::end(fields)?,
+        plain: false,
+    })
 }
 
 /// The maximum number of new tokens: the rest of the context by default, as with OpenAI.

@@ -10,6 +10,7 @@ use axum::{
     extract::{Request, State},
     http::StatusCode,
 };
+use base64::{Engine, engine::general_purpose::STANDARD};
 use bitnet::{
     Embedding,
     inference::{self, RequestHandle, SubmitError},
@@ -241,19 +242,9 @@ struct Usage {
     total_tokens: usize,
 }
 
-/// The values as little-endian f32 in base64 (RFC 4648), as OpenAI's clients decode them.
+/// The values as little-endian f32 in base64, as OpenAI's clients decode them.
 fn base64(values: &[f32]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word = (0..3).fold(0, |word, i| word << 8 | u32::from(chunk.get(i).copied().unwrap_or(0)));
-        for i in 0..4 {
-            let digit = DIGITS[(word >> (18 - 6 * i) & 63) as usize];
-            text.push(if i <= chunk.len() { char::from(digit) } else { '=' });
-        }
-    }
-    text
+    STANDARD.encode(values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 #[cfg(test)]

@@ -130,26 +130,17 @@ pub(super) fn of_chat(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     ["audio", "web_search_options", "moderation"].into_iter().try_for_each(|field| fields.only(field, &[]))
 }
 
-/// Takes the fields that say how much to reason and to write.
-pub(super) fn efforts(
+/// Takes `verbosity`, as a variable for a template that uses it; without such a template, it changes no token.
+pub(crate) fn verbosity(
     fields: &mut Fields<'_>,
     template: Option<&ChatTemplate>,
 ) -> Result<Vec<(String, String)>, ApiError> {
-    let taken = ["reasoning_effort", "verbosity"].map(|field| effort(fields, field, field, template));
-    taken.into_iter().filter_map(Result::transpose).collect()
-}
-
-/// Takes a field that says how much to reason or to write. It is returned as this variable for a template that uses it;
-/// without such a template, it changes no token.
-pub(crate) fn effort(
-    fields: &mut Fields<'_>,
-    field: &'static str,
-    variable: &str,
-    template: Option<&ChatTemplate>,
-) -> Result<Option<(String, String)>, ApiError> {
-    if !template.is_some_and(|template| template.asks_for(variable)) {
-        return fields.harmless(field, &[]).map(|()| None);
+    if !template.is_some_and(|template| template.asks_for("verbosity")) {
+        return fields.harmless("verbosity", &[]).map(|()| Vec::new());
     }
-    let effort: Option<String> = fields.take(field)?;
-    Ok(effort.map(|effort| (variable.to_owned(), json!(effort).to_string())))
+    let verbosity: Option<String> = fields.take("verbosity")?;
+    Ok(verbosity
+        .map(|verbosity| ("verbosity".to_owned(), json!(verbosity).to_string()))
+        .into_iter()
+        .collect())
 }

@@ -1,11 +1,11 @@
 //! Reads the messages of a chat.
 
 use bitnet::Message;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::tools;
 use crate::{
-    generate::content::{Parts, listed, text},
+    generate::content::{MAX_MESSAGES, Parts, listed, text},
     http::{error::ApiError, fields::Fields},
 };
 
@@ -36,6 +36,7 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     match role {
         "tool" => message.tool_call_id = Some(fields.need("tool_call_id")?),
         "assistant" => {
+            message.reasoning = past_thought(&mut fields)?;
             message.tool_calls = tools::past_calls(&mut fields)?;
             fields.only("refusal", &[json!("")])?;
             for field in ["audio", "function_call"] {
@@ -47,12 +48,31 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
     }
     message.content = match fields.raw("content") {
         Some(content) => Some(text(&fields, "content", content, &PARTS)?),
-        None if !message.tool_calls.is_empty() => None,
+        None if !message.tool_calls.is_empty() || message.reasoning.is_some() => None,
         None => return Err(ApiError::field(fields.name("content"), "it is missing")),
     };
     fields.harmless("cache_control", &[])?;
     fields.finish()?;
     Ok(message)
+}
+
+/// Takes the thought of an earlier answer, in whichever spelling the client knows; the first that is not empty.
+fn past_thought(fields: &mut Fields<'_>) -> Result<Option<String>, ApiError> {
+    let mut thought = None;
+    for field in ["reasoning_content", "reasoning", "thinking"] {
+        thought = thought.or(fields.take::<String>(field)?.filter(|text| !text.is_empty()));
+    }
+    // Of OpenRouter and of LiteLLM: typed parts, of which some have a text.
+    for field in ["reasoning_details", "thinking_blocks"] {
+        let parts: Vec<Value> = fields.list(field, MAX_MESSAGES)?;
+        let text = |part: &Value| {
+            let texts = ["text", "thinking", "summary"].into_iter().find_map(|name| part[name].as_str());
+            texts.map(str::to_owned)
+        };
+        let texts: Vec<String> = parts.iter().filter_map(text).collect();
+        thought = thought.or(Some(texts.concat()).filter(|text| !text.is_empty()));
+    }
+    Ok(thought)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub(crate) mod harmless;
 mod messages;
 pub(crate) mod models;
 mod shape;
+mod thoughts;
 pub(crate) mod tokens;
 pub(crate) mod tools;
 

@@ -35,11 +35,16 @@ pub(crate) async fn model(
 }
 
 fn card(model: &ServedModel, context: usize) -> Value {
-    json!({
+    let mut card = json!({
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "bitnet",
         "max_model_len": context,
-    })
+    });
+    // What the chat template does, as far as it was found out.
+    if let Some(template) = &model.chat {
+        card["conventions"] = json!(template.conventions());
+    }
+    card
 }

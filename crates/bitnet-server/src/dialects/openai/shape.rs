@@ -25,6 +25,7 @@ pub(super) struct Shape<'a> {
 /// What an event of a stream adds to its choice.
 #[derive(Default)]
 pub(super) struct Added {
+    pub thought: String,
     pub text: String,
     /// The calls that begin or grow.
     pub calls: Vec<AddedCall>,
@@ -44,6 +45,19 @@ struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptDetails>,
+    completion_tokens_details: CompletionDetails,
+}
+
+#[derive(Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: usize,
 }
 
 #[derive(Serialize)]
@@ -81,6 +95,8 @@ struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<Call>,
@@ -89,6 +105,8 @@ struct Delta {
 #[derive(Serialize)]
 struct Message {
     role: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     content: Option<String>,
     refusal: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -123,7 +141,10 @@ impl Shape<'_> {
         let choice = match self.chat {
             false => Choice { text: Some(added.text), ..choice },
             true => {
-                let content = Some(added.text).filter(|text| !text.is_empty() || added.calls.is_empty());
+                // Content is absent while the model thinks.
+                let silent = added.calls.is_empty() && added.thought.is_empty() && (over || !turn.thinks());
+                let content = Some(added.text).filter(|text| !text.is_empty() || silent);
+                let reasoning_content = Some(added.thought).filter(|thought| !thought.is_empty());
                 let calls = added.calls.into_iter().map(|call| {
                     // A call that began in an earlier event is identified by its index alone.
                     let begun = call.name.as_ref().map(|_| (self.call_id(turn, call.index), "function"));
@@ -132,7 +153,10 @@ impl Shape<'_> {
                     Call { index: Some(call.index), id, kind, function }
                 });
                 let role = first.then_some("assistant");
-                Choice { delta: Some(Delta { role, content, tool_calls: calls.collect() }), ..choice }
+                Choice {
+                    delta: Some(Delta { role, reasoning_content, content, tool_calls: calls.collect() }),
+                    ..choice
+                }
             }
         };
         self.object(self.kind_of_chunk(), vec![choice], self.include_usage.then_some(None))
@@ -147,20 +171,20 @@ impl Shape<'_> {
         if self.chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    /// The answer that is not streamed.
-    pub fn whole(&self, turns: &[Turn]) -> String {
+    /// The answer that is not streamed. `contents` returns the thought and the content of a turn.
+    pub fn whole(&self, turns: &[Turn], contents: impl Fn(&Turn) -> (String, String)) -> String {
         let choice = |turn: &Turn| {
             let choice = self.choice(turn, &turn.tokens, true);
             match self.chat {
                 false => Choice { text: Some(turn.text()), ..choice },
-                true => Choice { message: Some(self.message(turn)), ..choice },
+                true => Choice { message: Some(self.message(turn, contents(turn))), ..choice },
             }
         };
         let kind = if self.chat { "chat.completion" } else { "text_completion" };
         self.object(kind, turns.iter().map(choice).collect(), Some(Some(self.usage())))
     }
 
-    fn message(&self, turn: &Turn) -> Message {
+    fn message(&self, turn: &Turn, (thought, content): (String, String)) -> Message {
         let calls = turn.calls().enumerate().map(|(index, (name, arguments))| Call {
             index: None,
             id: Some(self.call_id(turn, index)),
@@ -168,8 +192,9 @@ impl Shape<'_> {
             function: Function { name: Some(name.to_owned()), arguments: arguments.to_owned() },
         });
         let tool_calls: Vec<Call> = calls.collect();
-        let content = Some(turn.text()).filter(|text| !text.is_empty() || tool_calls.is_empty());
-        Message { role: "assistant", content, refusal: None, tool_calls }
+        let content = Some(content).filter(|text| !text.is_empty() || tool_calls.is_empty());
+        let reasoning_content = Some(thought).filter(|thought| !thought.is_empty());
+        Message { role: "assistant", reasoning_content, content, refusal: None, tool_calls }
     }
 
     /// The id of a call, which is the same whenever the same answer is computed.
@@ -179,7 +204,13 @@ impl Shape<'_> {
 
     fn usage(&self) -> Usage {
         let usage = self.about.usage;
-        Usage { prompt_tokens: usage.prompt, completion_tokens: usage.generated, total_tokens: usage.total() }
+        Usage {
+            prompt_tokens: usage.prompt,
+            completion_tokens: usage.generated,
+            total_tokens: usage.total(),
+            prompt_tokens_details: usage.cached.map(|cached_tokens| PromptDetails { cached_tokens }),
+            completion_tokens_details: CompletionDetails { reasoning_tokens: usage.thought },
+        }
     }
 
     fn object(&self, kind: &'static str, choices: Vec<Choice>, usage: Option<Option<Usage>>) -> String {

@@ -11,7 +11,11 @@ use serde_json::{Value, json};
 
 use super::chat;
 use crate::{
-    generate::{prompt::tokenizer, read::read_fields},
+    generate::{
+        conversation::{Conversation, Talk},
+        prompt::tokenizer,
+        read::read_fields,
+    },
     http::{app::App, error::ApiError, fields::list},
 };
 
@@ -21,7 +25,10 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
         let special = fields.take("add_special_tokens")?.unwrap_or(true);
         let tokens = match fields.raw("prompt") {
             Some(text) => encoder.json(text, special, "prompt")?,
-            None => chat::conversation(fields, encoder)?.tokens,
+            None => {
+                let talk = Talk { plain: true, ..chat::talk(fields, encoder)? };
+                Conversation::new(talk, encoder, "messages")?.tokens
+            }
         };
         Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": encoder.context})))
     });

@@ -5,7 +5,10 @@ use std::fmt::Write;
 use bitnet::inference::GenerationConfig;
 use serde_json::{Value, json};
 
-use super::input;
+use super::{
+    input,
+    reasoning::{self, Showing},
+};
 use crate::{
     generate::{
         answer::About,
@@ -50,15 +53,16 @@ fn repeated(fields: &Fields<'_>) -> String {
 pub(crate) struct Responses {
     /// Entries of the response that come from the request, as JSON with a comma after each.
     repeated: String,
+    showing: Showing,
     /// Number of the next event.
     sequence: usize,
 }
 
 impl Responses {
-    fn new(repeated: String, config: &GenerationConfig) -> Self {
+    fn new(repeated: String, showing: Showing, config: &GenerationConfig) -> Self {
         let GenerationConfig { temperature, top_p, .. } = config;
         let sampling = format!("\"temperature\":{temperature},\"top_p\":{top_p},");
-        Responses { repeated: repeated + &sampling, sequence: 0 }
+        Responses { repeated: repeated + &sampling, showing, sequence: 0 }
     }
 
     fn response(&self, about: &About, turn: &Turn, error: Option<&ErrorBody>) -> String {
@@ -71,14 +75,13 @@ impl Responses {
         let usage = turn.finish.map(|_| {
             json!({
                 "input_tokens": about.usage.prompt,
-                // Prefixes are cached, but not counted for each request.
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": about.usage.cached.unwrap_or(0)},
                 "output_tokens": about.usage.generated,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": about.usage.thought},
                 "total_tokens": about.usage.total(),
             })
         });
-        let output: Vec<Value> = (0..turn.items.len()).map(|index| item(about, turn, index)).collect();
+        let output: Vec<Value> = (0..turn.items.len()).map(|index| self.item(about, turn, index)).collect();
         let own = json!({
             "id": format!("{}{}", Self::ID, about.name),
             "object": "response",
@@ -109,7 +112,7 @@ impl Responses {
     /// Writes an event that has the whole last item.
     fn whole_item(&mut self, kind: &str, about: &About, turn: &Turn, out: &mut String) {
         let index = turn.last().0;
-        let rest = format!("\"item\":{},\"output_index\":{index}", item(about, turn, index));
+        let rest = format!("\"item\":{},\"output_index\":{index}", self.item(about, turn, index));
         self.event(kind, &rest, out);
     }
 
@@ -118,11 +121,63 @@ impl Responses {
         let (index, last) = turn.last();
         entries["output_index"] = index.into();
         entries["item_id"] = id(about, turn, index).into();
-        if matches!(last, Item::Text(_)) {
-            entries["content_index"] = 0.into();
+        match last {
+            Item::Thought(_) if self.showing.summarised => entries["summary_index"] = 0.into(),
+            Item::Thought(_) | Item::Text(_) => entries["content_index"] = 0.into(),
+            Item::Call { .. } => {}
         }
         let json = entries.to_string();
         self.event(kind, &json[1..json.len() - 1], out);
+    }
+
+    fn item(&self, about: &About, turn: &Turn, index: usize) -> Value {
+        let last = index + 1 == turn.items.len();
+        let status = match turn.is_open() {
+            true if last => "in_progress",
+            false if last && turn.is_cut_off() => "incomplete",
+            _ => "completed",
+        };
+        let id = id(about, turn, index);
+        match &turn.items[index] {
+            Item::Thought(thought) => {
+                let shown = if status == "in_progress" { "" } else { thought };
+                self.showing.item(&id, status, shown)
+            }
+            Item::Text(text) => {
+                // The part has an event of its own.
+                let content =
+                    if text.is_empty() && status == "in_progress" { vec![] } else { vec![part(text)] };
+                json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
+            }
+            Item::Call { name, arguments } => json!({
+                "type": "function_call", "id": id, "call_id": format!("call_{}_{index}", about.name), "name": name,
+                "arguments": arguments, "status": status,
+            }),
+        }
+    }
+
+    /// Writes a change of a thought, as the content of its item or as the summary.
+    fn think(&mut self, about: &About, turn: &Turn, change: Change<'_>, thought: &str, out: &mut String) {
+        let (part, text) = match self.showing.summarised {
+            true => ("response.reasoning_summary_part", "response.reasoning_summary_text"),
+            false => ("response.content_part", "response.reasoning_text"),
+        };
+        match change {
+            Change::Opened => {
+                self.whole_item("response.output_item.added", about, turn, out);
+                let empty = json!({"part": self.showing.part("")});
+                self.about_item(&format!("{part}.added"), about, turn, empty, out);
+            }
+            Change::More(more) => {
+                self.about_item(&format!("{text}.delta"), about, turn, json!({"delta": more}), out);
+            }
+            Change::Closed => {
+                self.about_item(&format!("{text}.done"), about, turn, json!({"text": thought}), out);
+                let whole = json!({"part": self.showing.part(thought)});
+                self.about_item(&format!("{part}.done"), about, turn, whole, out);
+                self.whole_item("response.output_item.done", about, turn, out);
+            }
+        }
     }
 
     /// Writes an event about the whole response.
@@ -149,33 +204,15 @@ fn code(error: &ErrorBody) -> &'static str {
 }
 
 fn id(about: &About, turn: &Turn, index: usize) -> String {
-    let prefix = if matches!(turn.items[index], Item::Text(_)) { "msg" } else { "fc" };
-    format!("{prefix}_{}_{index}", about.name)
+    match turn.items[index] {
+        Item::Thought(_) => reasoning::id(&about.name, index),
+        Item::Text(_) => format!("msg_{}_{index}", about.name),
+        Item::Call { .. } => format!("fc_{}_{index}", about.name),
+    }
 }
 
 fn part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-}
-
-fn item(about: &About, turn: &Turn, index: usize) -> Value {
-    let last = index + 1 == turn.items.len();
-    let status = match turn.is_open() {
-        true if last => "in_progress",
-        false if last && turn.is_cut_off() => "incomplete",
-        _ => "completed",
-    };
-    let id = id(about, turn, index);
-    match &turn.items[index] {
-        Item::Text(text) => {
-            // The part has an event of its own.
-            let content = if text.is_empty() && status == "in_progress" { vec![] } else { vec![part(text)] };
-            json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
-        }
-        Item::Call { name, arguments } => json!({
-            "type": "function_call", "id": id, "call_id": format!("call_{}_{index}", about.name), "name": name,
-            "arguments": arguments, "status": status,
-        }),
-    }
 }
 
 impl Dialect for Responses {
@@ -185,8 +222,8 @@ impl Dialect for Responses {
 
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
         let repeated = repeated(fields);
-        let parsed = input::read(fields, encoder)?;
-        let answer = Responses::new(repeated, &parsed.config);
+        let (parsed, showing) = input::read(fields, encoder)?;
+        let answer = Responses::new(repeated, showing, &parsed.config);
         Ok((parsed, answer))
     }
 
@@ -199,6 +236,7 @@ impl Dialect for Responses {
 
     fn change(&mut self, about: &About, turn: &Turn, change: Change<'_>, out: &mut String) {
         match (change, turn.last().1) {
+            (change, Item::Thought(thought)) => self.think(about, turn, change, thought, out),
             (Change::Opened, item) => {
                 self.whole_item("response.output_item.added", about, turn, out);
                 if matches!(item, Item::Text(_)) {

@@ -2,6 +2,7 @@
 
 mod answer;
 mod input;
+mod reasoning;
 
 use std::sync::Arc;
 

@@ -162,16 +162,26 @@ function actionsOf(index) {
   return actions;
 }
 
-function block(role, content) {
+// What the model thought, folded; open while it still thinks.
+function folded(thought, open) {
+  return make("details", { className: "thought", open },
+    make("summary", { textContent: open ? "Thinking …" : "Thought" }), ...markdown(thought));
+}
+
+function contents(thought, content, thinks) {
+  return [...(thought ? [folded(thought, thinks)] : []), ...markdown(content)];
+}
+
+function block(role, content, thought) {
   const body = make("div", { className: "body" });
-  body.append(...(role === "assistant" ? markdown(content) : [content]));
+  body.append(...(role === "assistant" ? contents(thought, content, false) : [content]));
   return make("article", { className: "message " + role, ariaLabel: role === "user" ? "You" : "Model" }, body);
 }
 
 function draw() {
   const empty = make("p", { className: "empty", textContent: "Write below to begin." });
   const blocks = messages.map((message, index) => {
-    const element = block(message.role, message.content);
+    const element = block(message.role, message.content, message.thought);
     element.append(actionsOf(index));
     return element;
   });
@@ -196,7 +206,8 @@ function headers() {
 
 function body() {
   const system = at("system").value.trim();
-  const said = messages.map(({ role, content }) => ({ role, content }));
+  const said = messages.map(({ role, content, thought }) =>
+    ({ role, content, ...(thought && { reasoning_content: thought }) }));
   const all = system ? [{ role: "system", content: system }, ...said] : said;
   const body = { messages: all, stream: true, stream_options: { include_usage: true } };
   for (const name of SETTINGS.slice(1)) if (at(name).value !== "") body[name] = Number(at(name).value);
@@ -251,16 +262,17 @@ async function* answer(request, signal, told) {
 async function ask() {
   running = new AbortController();
   const talkOfThis = messages, begun = performance.now(), told = {};
-  let text = "", usage = null, finish = null, drawn = false;
+  let text = "", thought = "", usage = null, finish = null, drawn = false;
   busy(true);
   draw();
   const shown = block("assistant", "");
   talk.append(shown);
-  const redraw = () => { drawn = false; shown.firstChild.replaceChildren(...markdown(text)); follow(); };
+  const redraw = () => { drawn = false; shown.firstChild.replaceChildren(...contents(thought, text, !text)); follow(); };
   try {
     for await (const event of answer(body(), running.signal, told)) {
       if (event.error) throw new Refused(0, event.error, "the server failed");
       const choice = event.choices[0];
+      thought += choice?.delta.reasoning_content ?? "";
       text += choice?.delta.content ?? "";
       finish = choice?.finish_reason ?? finish;
       usage = event.usage ?? usage;
@@ -274,11 +286,11 @@ async function ask() {
   running = null;
   busy(false);
   if (talkOfThis !== messages) return;
-  if (text) {
+  if (text || thought) {
     const seconds = (performance.now() - begun) / 1000, tokens = usage?.completion_tokens;
     const facts = [tokens && `${tokens} tokens in ${seconds.toFixed(1)} s`,
       told.seed && `seed ${told.seed}`, finish === "length" && "cut at the maximum length"];
-    messages.push({ role: "assistant", content: text, facts: facts.filter(Boolean).join(" · ") });
+    messages.push({ role: "assistant", content: text, ...(thought && { thought }), facts: facts.filter(Boolean).join(" · ") });
   } else if (messages.at(-1)?.role === "user") {
     // Nothing was answered: the question goes back into the composer.
     at("text").value ||= messages.pop().content;
