@@ -79,7 +79,7 @@ pub(crate) async fn receive(
     let essence = kind.split(';').next().unwrap_or_default().trim();
     let undeclared = ["", "application/x-www-form-urlencoded", "text/plain"];
     let undeclared = undeclared.iter().any(|kind| essence.eq_ignore_ascii_case(kind));
-    if !essence.eq_ignore_ascii_case("application/json") && !(undeclared && may_be_undeclared(head)) {
+    if !(essence.eq_ignore_ascii_case("application/json") || undeclared && may_be_undeclared(head)) {
         let message = format!("the Content-Type is {essence:.40?}: send application/json");
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message));
     }

@@ -39,7 +39,7 @@ fn of_other_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
                 "grammar_lazy",
                 "watermark",
             ],
-            &[off.clone()],
+            std::slice::from_ref(&off),
         ),
         (
             &[

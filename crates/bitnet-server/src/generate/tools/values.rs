@@ -118,9 +118,7 @@ fn collect(root: &Value, schema: &Value, kinds: &mut Vec<Kind>, nullable: &mut b
         _ => {
             let values = listed("enum").chain(schema.get("const"));
             values.for_each(|value| add(type_of(value)));
-            if schema.get("properties").is_some() {
-                kinds.push(Kind::Json);
-            } else if schema.get("items").is_some() {
+            if schema.get("properties").or(schema.get("items")).is_some() {
                 kinds.push(Kind::Json);
             }
         }
