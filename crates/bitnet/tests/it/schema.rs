@@ -106,7 +106,8 @@ fn integers_beyond_doubles_are_exact() {
     let large = 9_007_199_254_740_993_i64;
     let range = json!({"type": "integer", "minimum": large, "maximum": large + 2});
     let (within, outside) = ([large, large + 1, large + 2], [large - 1, large + 3]);
-    let wrapped: [(Value, fn(i64) -> Value); 6] = [
+    type Wrap = fn(i64) -> Value;
+    let wrapped: [(Value, Wrap); 6] = [
         (range.clone(), |n| json!(n)),
         (
             json!({"type": "object", "properties": {"a": range, "b": {"type": "null"}}, "required": ["a"],
