@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bitnet::model::Tokenizer;
 
-use super::{job::Job, pieces::Piece, position::Position, turn::Turn};
+use super::{job::Job, pieces::Piece, position::Position, turn::Turn, usage::Usage};
 use crate::service::Service;
 
 /// Everything that the choices of an answer share.
@@ -33,32 +33,6 @@ pub(crate) struct About {
     first: Option<Instant>,
 }
 
-/// The token counts of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
-    /// Tokens in all prompts.
-    pub prompt: usize,
-    /// Tokens at the beginning of the prompts that were in the prefix cache; `None` if that is not to be told, because the
-    /// answer must be the same whenever it is computed.
-    pub cached: Option<usize>,
-    /// Tokens generated in all choices.
-    pub generated: usize,
-    /// How many of them belong to thoughts.
-    pub thought: usize,
-}
-
-impl Usage {
-    /// All tokens.
-    pub fn total(&self) -> usize {
-        self.prompt + self.generated
-    }
-
-    /// The counts of an answer with these choices.
-    pub fn with_thoughts(self, turns: &[Turn]) -> Usage {
-        Usage { thought: turns.iter().map(Turn::thought_tokens).sum(), ..self }
-    }
-}
-
 impl About {
     /// The answer to a job, and its choices; nothing is generated yet.
     pub fn new(service: &Service, job: &Job, created: u64) -> (About, Vec<Turn>) {
@@ -84,6 +58,11 @@ impl About {
         };
         let turns = (0..job.choices()).map(turn).collect();
         (about, turns)
+    }
+
+    /// Takes the engine's counts of tokens, and counts the tokens of the choices' thoughts.
+    pub fn count(&mut self, usage: Usage, turns: &[Turn]) {
+        self.usage = Usage { thought: turns.iter().map(Turn::thought_tokens).sum(), ..usage };
     }
 
     /// Notes that a piece has come; returns whether the client of a resumed stream lacks its event.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{
     grammar::Format,
-    job::Parsed,
+    parsed::Parsed,
     tools::{Offer, Tool, form::Rule},
 };
 use crate::{http::error::ApiError, service::Service};

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     answer::About,
-    job::Parsed,
+    parsed::Parsed,
     pieces::Piece,
     prompt::Encoder,
     turn::{Change, Turn},

@@ -126,7 +126,7 @@ pub(crate) async fn gather(
         turn.add(&piece, &mut |_, _| {});
         turn.tokens.add(piece);
     }
-    about.usage = pieces.usage().with_thoughts(&turns);
+    about.count(pieces.usage(), &turns);
     if let Some(best) = job.best {
         turns = keep_best(turns, job.n, best);
     }

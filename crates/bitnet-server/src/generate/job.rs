@@ -1,60 +1,26 @@
 //! Reads a body and headers into a job: requests to the engine, and what their answer needs.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::http::HeaderMap;
-use bitnet::inference::{GenerationConfig, Output, Priority, Request};
-use bitnet::{model::CallForm, schema::Schema, thought::ThoughtRule};
+use bitnet::inference::{Output, Priority, Request};
+use bitnet::schema::Schema;
 use sha2::Sha256;
 
 use super::{
     constraint::{Constrained, constraint},
-    conversation::Conversation,
-    grammar::Format,
     limits::{check_generated, check_size},
+    parsed::Parsed,
     position::{Position, Resume},
     prompt::Encoder,
     read::take_all,
-    tools::{Offer, reader::Calls},
+    tools::reader::Calls,
 };
 use crate::{
-    http::{
-        caller::Caller,
-        error::{ApiError, Names},
-        fields::Fields,
-        reading::Reading,
-    },
+    http::{caller::Caller, error::ApiError, fields::Fields, reading::Reading},
     random::fresh,
     service::Service,
 };
-
-/// What a body asks for, in any API.
-pub(crate) struct Parsed {
-    /// Whether the prompt is a conversation.
-    pub chat: bool,
-    /// A conversation is one prompt.
-    pub prompts: Vec<Vec<u32>>,
-    /// The settings, with the seed of the body if it has one.
-    pub config: GenerationConfig,
-    /// How many of the choices for each prompt are returned, the best first; `None` returns all.
-    pub best: Option<usize>,
-    /// Number of tokens at the end of the prompt that another server has generated and that belong to the answer.
-    pub generated: usize,
-    /// The tools that may be called, and how calls are written.
-    pub offer: Option<(Offer, Arc<CallForm>)>,
-    /// How a thought before the answer is written, if one may follow the prompt.
-    pub thought: Option<Arc<ThoughtRule>>,
-    /// The format of the text, after the name of the field that asks for it.
-    pub format: Option<(&'static str, Format)>,
-    pub priority: Priority,
-    /// Requests share cached prefixes only if this is equal.
-    pub salt: u64,
-    pub stream: bool,
-    /// Whether choices carry their token ids.
-    pub token_ids: bool,
-    /// What the client calls the fields.
-    pub names: Names,
-}
 
 /// A parsed and validated request.
 #[derive(Debug)]
@@ -176,27 +142,6 @@ impl Job {
     /// The maximum time of all its requests.
     pub fn timeout(&self) -> Option<Duration> {
         self.requests.first().and_then(|r| r.timeout)
-    }
-}
-
-impl Parsed {
-    /// A request for the next turn of a conversation.
-    pub fn turn(conversation: Conversation, config: GenerationConfig) -> Parsed {
-        Parsed {
-            chat: true,
-            prompts: vec![conversation.tokens],
-            config,
-            best: None,
-            generated: 0,
-            offer: conversation.offer,
-            thought: conversation.thought,
-            format: None,
-            priority: Priority::Normal,
-            salt: 0,
-            stream: false,
-            token_ids: false,
-            names: Names::default(),
-        }
     }
 }
 

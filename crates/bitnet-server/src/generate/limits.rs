@@ -2,7 +2,7 @@
 
 use bitnet::inference::{GenerationConfig, Output, Request};
 
-use super::{job::Parsed, round_robin::MAX_WAITING};
+use super::{parsed::Parsed, round_robin::MAX_WAITING};
 use crate::{http::error::ApiError, service::Service};
 
 /// Maximum number of choices for all prompts of a request together.

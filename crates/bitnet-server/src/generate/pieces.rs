@@ -12,9 +12,9 @@ use bitnet::inference::{
 use bitnet::model::{DecodeStream, Tokenizer};
 
 use super::{
-    answer::Usage,
     job::Job,
     round_robin::{ChoiceUpdate, RoundRobin},
+    usage::Usage,
 };
 use crate::{
     http::{caller::Caller, error::ApiError},

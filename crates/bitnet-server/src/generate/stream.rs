@@ -68,7 +68,7 @@ impl<D: Dialect> Stream<D> {
     }
 
     fn finish(&mut self) {
-        self.about.usage = self.pieces.usage().with_thoughts(&self.turns);
+        self.about.count(self.pieces.usage(), &self.turns);
         self.over = true;
     }
 }

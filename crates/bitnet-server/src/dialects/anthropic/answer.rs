@@ -9,12 +9,13 @@ use super::{input::read_message, thinking};
 use crate::{
     dialects::errors::anthropic_error,
     generate::{
-        answer::{About, Usage},
+        answer::About,
         dialect::Dialect,
-        job::Parsed,
+        parsed::Parsed,
         pieces::Finish,
         prompt::Encoder,
         turn::{Change, Item, Turn},
+        usage::Usage,
     },
     http::{error::ApiError, fields::Fields},
 };

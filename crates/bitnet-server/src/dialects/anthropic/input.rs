@@ -9,7 +9,7 @@ use crate::{
         content::{MAX_MESSAGES, Parts, listed, text},
         conversation::{Conversation, Talk},
         grammar::Format,
-        job::Parsed,
+        parsed::Parsed,
         prompt::Encoder,
         read, sampling,
         tools::{self, Offer},

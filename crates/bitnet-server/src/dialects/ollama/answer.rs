@@ -16,7 +16,7 @@ use crate::{
     generate::{
         answer::{About, now},
         dialect::Dialect,
-        job::Parsed,
+        parsed::Parsed,
         prompt::Encoder,
         turn::{Change, Item, Turn},
     },

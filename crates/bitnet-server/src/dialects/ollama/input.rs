@@ -10,7 +10,7 @@ use crate::{
         content::listed,
         conversation::{Conversation, Talk},
         grammar::Format,
-        job::Parsed,
+        parsed::Parsed,
         prompt::Encoder,
         thinking::Thinking,
         tools::MAX_TOOLS,

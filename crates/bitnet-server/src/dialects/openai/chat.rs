@@ -4,7 +4,7 @@ use super::{harmless, messages::messages, thoughts, tools};
 use crate::{
     generate::{
         conversation::{Conversation, Talk},
-        job::Parsed,
+        parsed::Parsed,
         prompt::Encoder,
         sampling,
     },

@@ -8,7 +8,7 @@ use super::harmless;
 use crate::{
     generate::{
         conversation::Conversation,
-        job::Parsed,
+        parsed::Parsed,
         prompt::{Encoder, tokenizer},
         sampling,
     },

@@ -13,7 +13,7 @@ use crate::{
     generate::{
         answer::About,
         dialect::Dialect,
-        job::Parsed,
+        parsed::Parsed,
         prompt::Encoder,
         turn::{Change, Item, Turn},
     },

@@ -9,7 +9,7 @@ use crate::{
     generate::{
         content::{MAX_MESSAGES, Parts, text},
         conversation::{Conversation, Talk},
-        job::Parsed,
+        parsed::Parsed,
         prompt::Encoder,
         read, sampling,
         thinking::Thinking,
