@@ -11,6 +11,8 @@ pub struct Conventions {
     pub thought: Option<ThoughtForm>,
     /// The reasoning efforts that the template tells apart.
     pub efforts: Efforts,
+    /// Whether the template describes tools in the prompt.
+    pub tools: bool,
     /// How the template writes tool calls; `None` if it writes none, or in a form that is not known here.
     pub calls: Option<CallForm>,
     /// Which roles and messages the template accepts.

@@ -96,7 +96,8 @@ impl ChatTemplate {
     #[must_use]
     pub fn with_tools_template(self, template: ChatTemplate) -> Self {
         let calls = template.conventions.calls.clone();
-        let conventions = Arc::new(Conventions { calls, ..(*self.conventions).clone() });
+        // A template that a model has for tools alone is meant for them.
+        let conventions = Arc::new(Conventions { tools: true, calls, ..(*self.conventions).clone() });
         ChatTemplate { for_tools: Some(Box::new(template)), conventions, ..self }
     }
 

@@ -101,6 +101,7 @@ pub(super) fn conventions(render: Render<'_>, source: &str) -> Conventions {
     let end = thought.as_ref().map(|thought| thought.close.clone());
     Conventions {
         efforts: efforts(render),
+        tools: render(Probe::of([user()]).tools().prompt()).is_some_and(|text| text.contains(NAMES[0])),
         calls: call_form(render, end.as_deref()),
         roles: roles(render, source),
         thought,

@@ -150,6 +150,11 @@ fn the_form_of_calls_is_found_byte_by_byte() {
             "{name}"
         );
     }
+    for (name, tools) in
+        [("xml.jinja", true), ("bare.jinja", true), ("kept.jinja", false), ("strict.jinja", false)]
+    {
+        assert_eq!(template(name).conventions().tools, tools, "{name}");
+    }
     assert_eq!(template("strict.jinja").conventions().calls, None);
     assert_eq!(template("kept.jinja").conventions().calls, None);
 }

@@ -126,7 +126,6 @@ fn fitted<'m>(messages: &'m [Message], conventions: &Conventions) -> Result<Cow<
 
 /// Whether a template writes tools and calls itself.
 pub fn writes_tools(template: &ChatTemplate) -> bool {
-    // A template that a model has for tools alone is meant for them.
-    let own = !std::ptr::eq(template.for_tools(true), template);
-    own || template.conventions().calls.is_some()
+    let conventions = template.conventions();
+    conventions.tools || conventions.calls.is_some()
 }
