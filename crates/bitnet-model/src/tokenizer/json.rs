@@ -257,12 +257,86 @@ fn check_patterns(part: &Value) -> Result<(), ModelError> {
     }
 }
 
-/// An upper bound on how often counts such as `{1,3}` repeat a part of a pattern: their product.
+/// How many characters a pattern matches at most when counts such as `{1,3}` are written out and `*` is one: counts in
+/// each other multiply, counts side by side add.
 fn repeats(pattern: &str) -> u64 {
-    pattern
-        .split('{')
-        .skip(1)
-        .filter_map(|after| after.split_once('}'))
-        .filter_map(|(count, _)| count.split(',').filter_map(|n| n.trim().parse::<u64>().ok()).max())
-        .fold(1, |product, n| product.saturating_mul(n.max(1)))
+    // The groups that are open, each with its parts so far and its last part, which a count may repeat.
+    let mut outer: Vec<(u64, u64)> = Vec::new();
+    let (mut before, mut last) = (0u64, 0u64);
+    let mut rest = pattern;
+    while let Some(char) = rest.chars().next() {
+        let after = &rest[char.len_utf8()..];
+        rest = after;
+        let part = match char {
+            '{' if let Some((most, after)) = count(after) => {
+                last = last.saturating_mul(most.max(1));
+                rest = after;
+                continue;
+            }
+            '(' => {
+                outer.push((before, last));
+                (before, last) = (0, 0);
+                continue;
+            }
+            ')' if let Some(group) = outer.pop() => {
+                let inside = before.saturating_add(last);
+                (before, last) = group;
+                inside.max(1)
+            }
+            '[' => {
+                rest = after_class(after);
+                1
+            }
+            '\\' => {
+                rest = after_escape(after);
+                1
+            }
+            _ => 1,
+        };
+        (before, last) = (before.saturating_add(last), part);
+    }
+    outer.into_iter().fold(before.saturating_add(last), |sum, (before, last)| {
+        sum.saturating_add(before).saturating_add(last)
+    })
+}
+
+/// The larger number of a count, and what follows its closing brace.
+fn count(text: &str) -> Option<(u64, &str)> {
+    let (numbers, after) = text.split_once('}')?;
+    let most = numbers.split(',').filter_map(|n| n.trim().parse().ok()).max()?;
+    Some((most, after))
+}
+
+/// What follows an escaped character or a class like `\p{L}`, whose backslash has been read.
+fn after_escape(text: &str) -> &str {
+    let class = text.strip_prefix(['p', 'P']).and_then(|text| text.strip_prefix('{'));
+    match class.and_then(|class| class.split_once('}')) {
+        Some((_, after)) => after,
+        None => text.get(text.chars().next().map_or(0, char::len_utf8)..).unwrap_or_default(),
+    }
+}
+
+/// What follows a class of characters, whose opening bracket has been read.
+fn after_class(text: &str) -> &str {
+    let mut escaped = false;
+    let end = text.char_indices().skip(1).find(|&(_, char)| {
+        let ends = char == ']' && !escaped;
+        escaped = char == '\\' && !escaped;
+        ends
+    });
+    end.map_or("", |(at, _)| &text[at + 1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::repeats;
+
+    #[test]
+    fn counts_in_each_other_multiply_and_counts_side_by_side_add() {
+        assert_eq!(repeats("((a{999}){999}){999}"), 999 * 999 * 999);
+        assert_eq!(repeats(r"\s{512}|\s{256}"), 512 + 1 + 256);
+        assert_eq!(repeats(r"[\]{9]{1,3}\p{Lu}{2}\{"), 3 + 2 + 1);
+        assert_eq!(repeats("(ab{2}){3}c"), 9 + 1);
+        assert_eq!(repeats("(((a{9}){9}"), 81);
+    }
 }
