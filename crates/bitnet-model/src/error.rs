@@ -79,6 +79,9 @@ pub enum ModelError {
     /// The chat template does not parse or does not render.
     #[error("chat template: {problem} (chat_template): {cure}")]
     Template { problem: String, cure: &'static str },
+    /// The system refused memory.
+    #[error("no memory for {what} ({bytes} bytes): lower --memory or the context, or free memory")]
+    Memory { what: &'static str, bytes: usize },
     /// A message that the chat template cannot render.
     #[error("messages[{index}]: {problem} (chat_template): {cure}")]
     Message { index: usize, problem: String, cure: &'static str },

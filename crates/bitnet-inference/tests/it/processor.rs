@@ -136,13 +136,13 @@ fn an_invalid_request_gets_its_error_and_disturbs_no_batch() {
     }
 }
 
-/// Takes the tokens of a text, waiting at `barrier` after the first `before`.
-fn text_with_a_pause(batching: &BatchHandle, prompt: u32, before: usize, barrier: &Barrier) -> Vec<u32> {
+/// Takes the tokens of a text; calls `pause` after the first `before`.
+fn text_with_a_pause(batching: &BatchHandle, prompt: u32, before: usize, pause: impl Fn()) -> Vec<u32> {
     let generator = AutoregressiveGenerator::new(batching.clone(), greedy(40));
     let mut text = vec![prompt];
     while text.len() <= 40 {
         if text.len() == 1 + before {
-            barrier.wait();
+            pause();
         }
         let step = text.len() - 1;
         text.push(generator.generate_token_batched(&text, step).unwrap().unwrap());
@@ -155,12 +155,21 @@ fn two_texts_read_token_by_token_are_computed_two_at_a_time() {
     // Each token waits for the other text's next one, however long that takes.
     let (batching, counts) = processing(2, HOUR, 9);
     let barrier = Barrier::new(2);
+    let requests = || batching.engine.metrics().snapshot().get(Counter::Requests);
     let texts = std::thread::scope(|scope| {
-        let texts = [(1, 1), (2, 0)].map(|(prompt, before)| {
-            let (batching, barrier) = (&batching, &barrier);
-            scope.spawn(move || text_with_a_pause(batching, prompt, before, barrier))
+        // The first text takes one token alone, and its next ones when the second text has asked for its first.
+        let first = scope.spawn(|| {
+            text_with_a_pause(&batching, 1, 1, || {
+                barrier.wait();
+                until(|| requests() == 2);
+            })
         });
-        texts.map(|text| text.join().unwrap())
+        let second = scope.spawn(|| {
+            text_with_a_pause(&batching, 2, 0, || {
+                barrier.wait();
+            })
+        });
+        [first, second].map(|text| text.join().unwrap())
     });
     assert_eq!(texts, [1, 2].map(|prompt| alone(&[prompt], &greedy(40))));
     let sizes = batch_sizes(&batching);

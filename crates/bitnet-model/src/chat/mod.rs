@@ -69,7 +69,7 @@ impl ChatTemplate {
     /// may insert; they are undefined in the template if they are empty.
     ///
     /// # Errors
-    /// [`ModelError::Template`] if it does not parse.
+    /// [`ModelError::Template`] if it does not parse, and [`ModelError::Memory`] if the system refuses the stack for it.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, ModelError> {
         if source.len() > MAX_TEMPLATE {
             let size = source.len() as u64;
@@ -133,7 +133,8 @@ impl ChatTemplate {
     /// Renders a conversation; `add_generation_prompt` opens the assistant's turn.
     ///
     /// # Errors
-    /// [`ModelError::Template`] with the error that the template raised, or why it could not be rendered.
+    /// [`ModelError::Template`] with the error that the template raised, or why it could not be rendered, and
+    /// [`ModelError::Memory`] if the system refuses the stack for it.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ModelError> {
         self.render_with(messages, add_generation_prompt, &TemplateInput::default())
     }
@@ -269,7 +270,8 @@ fn on_deep_stack<T: Send>(
     std::thread::scope(|scope| {
         let work = || work().map_err(one_line);
         let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
-        let thread = thread.map_err(|e| fail(one_line(e)))?;
+        let memory = |_| ModelError::Memory { what: "the stack of chat templates", bytes: STACK };
+        let thread = thread.map_err(memory)?;
         let done = thread.join().map_err(|_| fail("its engine panicked".into()))?;
         done.map_err(fail)
     })

@@ -134,7 +134,7 @@ impl Checkpoint {
         };
         let sources = sources.without_placeholder(&spec.architecture, &mut warnings);
         let chat = sources.compile(&text(defaults.bos), &text(defaults.eos.first().copied()));
-        let chat = template_or_warning(chat, &mut warnings);
+        let chat = template_or_warning(chat, &mut warnings)?;
         let mut checkpoint = Checkpoint {
             name: gguf.file.clone(),
             format: "gguf",
@@ -179,7 +179,7 @@ impl Checkpoint {
             let text = tokenizer::config::eos_text(&texts);
             defaults.eos.extend(text.and_then(|text| tokenizer.as_ref()?.token_id(text)));
         }
-        let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings);
+        let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings)?;
         let stored = safetensors::by_name(weights()?)?;
         let (source, not_loaded) = FileSource::safetensors(&name, &mut config, stored)?;
         let other = if config.scale_multiplies { "bitlinear" } else { "autobitlinear" };
@@ -243,12 +243,20 @@ fn scale_warning(source: &FileSource, cure: &str) -> Option<String> {
 
 const TOOLS_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
-/// Turns an error of the template into a warning: a bad template must not keep a model from completing text.
+/// Turns an error of the template into a warning: a bad template must not keep a model from completing text. A lack of
+/// memory is no fault of the template.
 fn template_or_warning(
     template: Option<Result<ChatTemplate, ModelError>>,
     warnings: &mut Vec<String>,
-) -> Option<ChatTemplate> {
-    template?.map_err(|e| warnings.push(e.to_string())).ok()
+) -> Result<Option<ChatTemplate>, ModelError> {
+    match template.transpose() {
+        Err(memory @ ModelError::Memory { .. }) => Err(memory),
+        Err(error) => {
+            warnings.push(error.to_string());
+            Ok(None)
+        }
+        template => template,
+    }
 }
 
 /// The text of a token; empty if there is none.
