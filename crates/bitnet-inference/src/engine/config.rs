@@ -34,14 +34,14 @@ pub struct EngineConfig {
     pub mailbox: usize,
     /// Maximum time that a request stays paused because it is not read; then it fails.
     pub slow_reader_timeout: Duration,
-    /// How long a step may run before the engine counts as stalled ([`Engine::stalled`]) and its last plans are
+    /// How long a step may run before the engine counts as stalled ([`Engine::stalled`](super::Engine::stalled)) and its last plans are
     /// reported. When the time of a shutdown is over, it does not wait for a stalled step.
     pub step_limit: Duration,
     /// Tokens that end a text, instead of the model's own.
     pub eos: Option<Vec<u32>>,
     /// Maps tokens to text; needed only for stop strings.
     pub text: Option<Arc<dyn TokenText>>,
-    /// Recorder to report to, in addition to [`Engine::metrics`].
+    /// Recorder to report to, in addition to [`Engine::metrics`](super::Engine::metrics).
     pub recorder: Option<Arc<dyn Recorder>>,
 }
 
