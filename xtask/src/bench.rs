@@ -1,3 +1,5 @@
+//! All benchmarks, one after the other, as tables.
+
 use std::process::Command;
 
 use anyhow::Result;

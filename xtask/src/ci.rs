@@ -1,3 +1,5 @@
+//! The list of all checks, and what each needs from the machine.
+
 use std::time::Instant;
 
 use anyhow::Result;

@@ -1,3 +1,5 @@
+//! A folder to carry to a machine with a GPU: the program, fixtures, and the script that checks and measures.
+
 use std::{
     fs,
     path::{Path, PathBuf},

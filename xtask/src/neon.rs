@@ -1,3 +1,5 @@
+//! The kernels and the program on 64-bit Arm, under emulation, with every instruction set.
+
 use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};

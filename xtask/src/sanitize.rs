@@ -1,3 +1,5 @@
+//! The tests under the compiler's sanitizers.
+
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};

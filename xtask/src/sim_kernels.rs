@@ -1,3 +1,5 @@
+//! GPU kernels at full size on the simulator, compared with the reference.
+
 use std::{fs, time::Instant};
 
 use anyhow::{Context, Result, ensure};

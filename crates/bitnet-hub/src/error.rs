@@ -1,3 +1,5 @@
+//! What can go wrong in fetching a model, each with its cure.
+
 use std::{io, path::PathBuf};
 
 /// An error in fetching a model, displayed as `<what> (<where>): <cure>`.

@@ -1,3 +1,5 @@
+//! Fetching: what a model needs, file by file, over broken connections, into the cache.
+
 use std::{
     env,
     io::Read,
@@ -12,7 +14,7 @@ use crate::{
     HubError, ModelId,
     cache::Folder,
     http::{Answer, Client},
-    id::{is_plain, is_relative},
+    id::{is_plain, is_relative, part, parts},
 };
 
 const CONFIG: &str = "config.json";
@@ -101,7 +103,7 @@ impl Hub {
         Hub { settings, client }
     }
 
-    /// Fetches the file that `id` names, or the files of the model that are needed. `progress` gets the file, the bytes
+    /// Fetches the file that `id` names with all its parts, or the files of the model that are needed. `progress` gets the file, the bytes
     /// fetched and the total bytes. If the hub does not answer, a model in the cache is used, and the result reports
     /// it.
     ///
@@ -132,10 +134,14 @@ impl Hub {
         let (commit, files) = self.describe(id)?;
         let mut get = |file: &str| self.file(id, folder, &commit, file, progress);
         let path = if let Some(file) = &id.file {
-            if !files.contains(file) {
-                return Err(no_file(id, file, &files));
+            let parts = parts(file);
+            if let Some(missing) = parts.iter().find(|part| !files.contains(part)) {
+                return Err(no_file(id, missing, &files));
             }
-            get(file)?
+            for part in &parts {
+                get(part)?;
+            }
+            folder.snapshot(&commit).join(file)
         } else {
             if !files.iter().any(|f| f == CONFIG) {
                 return Err(no_file(id, CONFIG, &files));
@@ -316,6 +322,7 @@ fn cached(id: &ModelId, folder: &Folder) -> Result<PathBuf, HubError> {
         false => Err(missing(file)),
     };
     if let Some(file) = &id.file {
+        parts(file).iter().try_for_each(|part| have(part).map(drop))?;
         return have(file);
     }
     have(CONFIG)?;
@@ -348,8 +355,10 @@ fn shards(index: &Path) -> Result<Vec<String>, HubError> {
 /// Makes the error for a missing file, with the files to request instead.
 fn no_file(id: &ModelId, file: &str, files: &[String]) -> HubError {
     const SHOWN: usize = 6;
-    let mut ggufs: Vec<_> =
-        files.iter().filter(|f| f.ends_with(".gguf")).map(|f| format!("{}:{f}", id.repo)).collect();
+    // The first part of a file stands for all.
+    let whole =
+        |file: &&String| file.ends_with(".gguf") && part(file).is_none_or(|(_, number, _)| number == 1);
+    let mut ggufs: Vec<_> = files.iter().filter(whole).map(|f| format!("{}:{f}", id.repo)).collect();
     let more = ggufs.len().saturating_sub(SHOWN);
     ggufs.truncate(SHOWN);
     let cure = match (ggufs.is_empty(), more) {

@@ -1,3 +1,5 @@
+//! Names of models on a hub, `org/name@revision:file`, told apart from paths.
+
 /// The name of a model on a hub, `org/name[@revision][:file]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelId {
@@ -25,6 +27,26 @@ impl ModelId {
     }
 }
 
+/// The files that make up a model that starts with `file`: all parts of a GGUF file if it is one of several
+/// (`NAME-00001-of-00003.gguf`), else the file alone.
+pub(crate) fn parts(file: &str) -> Vec<String> {
+    match part(file) {
+        Some((stem, _, count)) => {
+            (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect()
+        }
+        None => vec![file.to_owned()],
+    }
+}
+
+/// Splits the name of a part of a GGUF file into its beginning, its number and the number of parts.
+pub(crate) fn part(file: &str) -> Option<(&str, u32, u32)> {
+    let digits = |text: &str| text.parse().ok().filter(|_| text.len() == 5);
+    let (name, count) = file.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, number) = name.rsplit_once('-')?;
+    let (number, count) = (digits(number)?, digits(count)?);
+    (1..=count).contains(&number).then_some((stem, number, count))
+}
+
 /// Whether a name is safe as a component of a path and of a URL.
 pub(crate) fn is_plain(name: &str) -> bool {
     (1..=255).contains(&name.len())
@@ -40,7 +62,7 @@ pub(crate) fn is_relative(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::ModelId;
+    use super::{ModelId, parts};
 
     #[test]
     fn ids_are_distinguished_from_paths() {
@@ -67,6 +89,23 @@ mod tests {
             "org\\name/x",
         ] {
             assert_eq!(id(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn any_part_of_a_file_names_all_parts() {
+        let all = ["a/m-00001-of-00003.gguf", "a/m-00002-of-00003.gguf", "a/m-00003-of-00003.gguf"];
+        for part in all {
+            assert_eq!(parts(part), all);
+        }
+        for whole in [
+            "m.gguf",
+            "m-00004-of-00003.gguf",
+            "m-00000-of-00003.gguf",
+            "m-1-of-3.gguf",
+            "m-00001-of-00003.bin",
+        ] {
+            assert_eq!(parts(whole), [whole]);
         }
     }
 }

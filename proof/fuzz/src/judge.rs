@@ -1,3 +1,5 @@
+//! Opens a damaged file and judges what came of it: a model or one clear error, in bounded time and memory.
+
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},

@@ -1,3 +1,5 @@
+//! The kinds of files that are damaged, and how each is made.
+
 use std::path::Path;
 
 use bitnet_model::{

@@ -1,3 +1,5 @@
+//! Where machine code breaks the promises of its kernel's row: spills, registers, instructions.
+
 use bitnet_kernels::gpu::table::Kernel;
 
 /// The assembler's report, and the machine code as text.

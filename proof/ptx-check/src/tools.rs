@@ -1,3 +1,5 @@
+//! NVIDIA's assembler and disassembler, from PyPI, and the versions with which the kernels must assemble.
+
 use std::{
     env, fs,
     path::{Path, PathBuf},

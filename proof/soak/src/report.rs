@@ -1,3 +1,5 @@
+//! What a soak measured, beside the goals that it must reach.
+
 use std::{
     fs,
     path::Path,

@@ -64,6 +64,33 @@ fn a_model_is_fetched_once_and_only_the_files_that_are_needed() {
 }
 
 #[test]
+fn a_gguf_file_in_parts_is_fetched_whole_whichever_part_is_named() {
+    let parts = [1, 2, 3].map(|number| format!("q/m-{number:05}-of-00003.gguf"));
+    let mut repository = whole();
+    for (part, byte) in parts.iter().zip(5..) {
+        repository.files.insert(part.clone(), vec![byte; 3000]);
+    }
+    let hub = server::Hub::start(repository.clone());
+    for named in &parts {
+        let cache = tempfile::tempdir().unwrap();
+        let path = fetch(hub.settings(cache.path()), &format!("{NAME}:{named}")).unwrap();
+        assert!(path.ends_with(named), "{path:?}");
+        for part in &parts {
+            let beside = path.with_file_name(part.strip_prefix("q/").unwrap());
+            assert!(fs::read(beside).unwrap() == repository.files[part], "{part}");
+        }
+        let offline = Settings { offline: true, ..hub.settings(cache.path()) };
+        assert_eq!(fetch(offline.clone(), &format!("{NAME}:{named}")).unwrap(), path);
+        fs::remove_file(path.with_file_name("m-00002-of-00003.gguf")).unwrap();
+        assert!(failure(offline, &format!("{NAME}:{named}")).contains("m-00002-of-00003.gguf"));
+    }
+    repository.files.remove(&parts[1]);
+    let (hub, cache) = (server::Hub::start(repository), tempfile::tempdir().unwrap());
+    let missing = failure(hub.settings(cache.path()), &format!("{NAME}:{}", parts[0]));
+    assert!(missing.contains(&parts[1]) && !missing.contains(&parts[2]), "one name for the whole: {missing}");
+}
+
+#[test]
 fn a_model_in_shards_is_fetched_by_its_index() {
     let cache = tempfile::tempdir().unwrap();
     let mut repository = whole();

@@ -1,3 +1,5 @@
+//! What all routes share, and the way from a body to a parsed request on a thread that may block.
+
 use std::{
     fmt,
     sync::{

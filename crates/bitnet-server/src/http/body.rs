@@ -1,3 +1,5 @@
+//! Bodies of requests: received within limits on size, time and the memory of all of them together.
+
 use std::sync::Arc;
 
 use axum::{

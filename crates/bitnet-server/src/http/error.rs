@@ -1,3 +1,5 @@
+//! Why a request is not answered: status, message and the name of the field as the client sent it.
+
 use std::time::Duration;
 
 use axum::{

@@ -1,3 +1,5 @@
+//! The fields of a JSON object, taken one by one, so that every error names its field and none is overlooked.
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,

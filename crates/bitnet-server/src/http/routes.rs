@@ -1,3 +1,5 @@
+//! Every path of the server, and what goes around each of them: hosts, keys, ids, panics.
+
 use std::sync::Arc;
 
 use axum::{

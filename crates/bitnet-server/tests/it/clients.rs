@@ -158,6 +158,7 @@ fn an_empty_prompt_loads_a_model_and_no_time_unloads_it() {
     for (path, body, named) in [
         (GENERATE, json!({"model": "other"}), "other"),
         (GENERATE, json!({"model": "demo", "keep_alife": 0}), "keep_alife"),
+        (GENERATE, json!({"model": "demo", "think": {}}), "think"),
         (GENERATE, json!({"model": "demo", "options": {"top_p": "x"}}), "options.top_p"),
         (OLLAMA, json!({"model": "demo", "options": {"top_p": 2}}), "options.top_p"),
         (OLLAMA, json!({"model": "demo", "prompt": ""}), "prompt"),

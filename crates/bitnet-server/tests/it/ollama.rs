@@ -163,6 +163,7 @@ fn an_error_is_a_text_that_names_the_field() {
         (GENERATE, json!({"prompt": "x", "context": [1]}), 400, "context: "),
         (GENERATE, json!({"prompt": "x", "template": "y"}), 400, "template: "),
         (GENERATE, json!({"prompt": "x", "raw": true, "system": "y"}), 400, "system: "),
+        (GENERATE, json!({"prompt": "x", "think": {}}), 400, "think: "),
         (GENERATE, json!({"promt": "x"}), 400, "promt: "),
         ("/api/embed", json!({"input": "x"}), 400, "\"demo\" is no embedding model"),
         ("/api/nothing", json!({}), 404, "there is nothing at"),

@@ -1,3 +1,5 @@
+//! Ten thousand damaged files of every kind, each of which must give a model or one error.
+
 use bitnet_fuzz::{Kind, MEMORY, Seed, Tally, judge, run};
 
 use crate::alone;

@@ -83,15 +83,18 @@ fn finish(
 
 /// Takes `think`: whether to think, or how much. A level that is not known stands for the model's default.
 fn think(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Thinking, ApiError> {
-    if !encoder.model.thinks() {
-        return fields.harmless("think", &[json!(false)]).map(|()| Thinking::default());
+    let asked = fields.peek("think").map(|value| serde_json::from_str(value.get()));
+    let thinking = match asked {
+        None => Thinking::default(),
+        Some(Ok(Value::Bool(on))) => Thinking { on: Some(on), ..Thinking::default() },
+        Some(Ok(Value::String(level))) => Thinking { effort: Effort::named(&level), ..Thinking::default() },
+        Some(_) => return Err(ApiError::field("think", "it must be true, false, or a level such as low")),
+    };
+    if encoder.model.thinks() {
+        fields.raw("think");
+        return Ok(thinking);
     }
-    match fields.take::<Value>("think")? {
-        None => Ok(Thinking::default()),
-        Some(Value::Bool(on)) => Ok(Thinking { on: Some(on), ..Thinking::default() }),
-        Some(Value::String(level)) => Ok(Thinking { effort: Effort::named(&level), ..Thinking::default() }),
-        Some(_) => Err(ApiError::field("think", "it must be true, false, or a level such as low")),
-    }
+    fields.harmless("think", &[json!(false)]).map(|()| Thinking::default())
 }
 
 fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>, ApiError> {
