@@ -127,9 +127,10 @@ fn member(manifest: &str, package: &str) -> Result<String> {
     let has_library = !text.contains("[[bin]]") && !text.contains("crate-type = [\"cdylib\"]");
     if has_library {
         let name = format!("[lib]\nname = \"{}\"\n", package.replace('-', "_"));
-        text = match text.contains("\n[lib]\n") {
-            true => text.replacen("[lib]\n", &name, 1),
-            false => format!("{text}\n{name}"),
+        text = if text.contains("\n[lib]\n") {
+            text.replacen("[lib]\n", &name, 1)
+        } else {
+            format!("{text}\n{name}")
         };
     }
     Ok(text)

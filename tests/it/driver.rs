@@ -175,9 +175,12 @@ fn shipped_machine_code_is_used_for_its_own_text_only_and_everything_else_is_com
 fn shipped_machine_code_with_wrong_results_is_refused_by_the_name_of_its_kernel() {
     let program = Program::new();
     let wrong = "sm80_argmax_f32";
-    program.ship(|kernel, text| match kernel.name == wrong {
-        true => text.replacen("redux.sync.max", "redux.sync.min", 1),
-        false => text.to_owned(),
+    program.ship(|kernel, text| {
+        if kernel.name == wrong {
+            text.replacen("redux.sync.max", "redux.sync.min", 1)
+        } else {
+            text.to_owned()
+        }
     });
     let report = program.run(&[]).1;
     assert!(report.contains(wrong) && report.contains("wrong results"), "{report}");

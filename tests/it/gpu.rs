@@ -70,9 +70,10 @@ fn a_product_has_the_same_integers_wherever_the_threshold_sends_it() {
         for threshold in [1, work, work + 1] {
             let scheduler = HybridScheduler::with_threshold(true, threshold);
             let before = gpu.counts().launches;
-            let got = match scheduler.should_use_gpu(n, k, rows) {
-                true => product(&mut gpu, n, k, rows, &x, &trits),
-                false => product(&mut cpu, n, k, rows, &x, &trits),
+            let got = if scheduler.should_use_gpu(n, k, rows) {
+                product(&mut gpu, n, k, rows, &x, &trits)
+            } else {
+                product(&mut cpu, n, k, rows, &x, &trits)
             };
             assert_eq!(got, sums(n, k, rows, &x, &trits), "{n} {k} {rows} from {threshold}");
             assert_eq!(gpu.counts().launches > before, threshold <= work, "{n} {k} {rows} from {threshold}");

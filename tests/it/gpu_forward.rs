@@ -234,9 +234,8 @@ fn a_forward_on_a_gpu_is_its_kernels_alone_and_the_host_reads_its_tokens_alone()
     let (quantize, attend) = (["sm80_norm_quantize_s8"], ["sm80_attention_r16_d128_bf16"]);
     for source in [tiny(), grouped()] {
         let groups = source.spec().grouped.projections;
-        let kernels = |rows: &[&'static str], columns: &[&'static str]| match groups {
-            false => rows.to_vec(),
-            true => columns.to_vec(),
+        let kernels = |rows: &[&'static str], columns: &[&'static str]| {
+            if groups { columns.to_vec() } else { rows.to_vec() }
         };
         let product = kernels(&["sm80_bitlinear_t8_w2a8"], &["sm80_grouped_t8_w2a8"]);
         let rotate = kernels(&[], &["sm80_norm_rope_store_bf16"]);

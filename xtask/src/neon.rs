@@ -32,9 +32,10 @@ pub(crate) fn check() -> Result<()> {
 
 /// What continuous integration lacks.
 pub(crate) fn missing() -> Option<String> {
-    match cfg!(target_arch = "aarch64") {
-        true => Some("the tests ran them on this machine".into()),
-        false => find().err().map(|missing| format!("needs {missing}")),
+    if cfg!(target_arch = "aarch64") {
+        Some("the tests ran them on this machine".into())
+    } else {
+        find().err().map(|missing| format!("needs {missing}"))
     }
 }
 

@@ -18,9 +18,10 @@ pub(crate) struct Sim {
 
 impl Sim {
     pub(crate) fn run(&self) -> Result<()> {
-        let (package, tests, variable, seeds) = match self.exact {
-            true => ("bitnet-tests", "exactness::", "BITNET_EXACT", 10_000),
-            false => ("bitnet-inference", "scheduler::simulation::", "BITNET_SIM", 100_000),
+        let (package, tests, variable, seeds) = if self.exact {
+            ("bitnet-tests", "exactness::", "BITNET_EXACT", 10_000)
+        } else {
+            ("bitnet-inference", "scheduler::simulation::", "BITNET_SIM", 100_000)
         };
         let mut test = cargo(&["test", "--release", "--package", package, tests, "--", "--nocapture"]);
         test.env(format!("{variable}_SEEDS"), self.seeds.unwrap_or(seeds).to_string());

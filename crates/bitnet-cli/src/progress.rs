@@ -24,9 +24,10 @@ impl Progress {
     }
 
     fn with(template: &str, what: &str, total: usize) -> Self {
-        let target = match std::io::stderr().is_terminal() && !output::is_quiet() {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
+        let target = if std::io::stderr().is_terminal() && !output::is_quiet() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(total as u64), target).with_prefix(what.to_owned());
         if let Ok(style) = ProgressStyle::with_template(template) {

@@ -73,9 +73,10 @@ impl Client {
         let mut first = None;
         for _ in 0..MAX_REDIRECTS {
             let response = self.request(&url, start)?;
-            let location = match response.status().is_redirection() {
-                true => response.headers().get("location").and_then(|l| l.to_str().ok()).map(str::to_owned),
-                false => None,
+            let location = if response.status().is_redirection() {
+                response.headers().get("location").and_then(|l| l.to_str().ok()).map(str::to_owned)
+            } else {
+                None
             };
             let first = first.get_or_insert_with(|| head(&response)).clone();
             let Some(location) = location else { return Ok(Answer { url, first, last: response }) };

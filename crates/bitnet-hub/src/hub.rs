@@ -317,10 +317,8 @@ fn cached(id: &ModelId, folder: &Folder) -> Result<PathBuf, HubError> {
     };
     let commit = folder.commit().ok_or_else(|| missing("the model"))?;
     let snapshot = folder.snapshot(&commit);
-    let have = |file: &str| match snapshot.join(file).is_file() {
-        true => Ok(snapshot.join(file)),
-        false => Err(missing(file)),
-    };
+    let have =
+        |file: &str| if snapshot.join(file).is_file() { Ok(snapshot.join(file)) } else { Err(missing(file)) };
     if let Some(file) = &id.file {
         parts(file).iter().try_for_each(|part| have(part).map(drop))?;
         return have(file);

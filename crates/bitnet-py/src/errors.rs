@@ -46,15 +46,12 @@ pub(crate) fn named(py: Python<'_>, argument: &str, value: &Bound<'_, PyAny>, er
         return PyTypeError::new_err(format!("{argument}: {}", error.value(py)));
     }
     // Numbers out of range have no cure of their own.
-    match error.is_instance_of::<PyOverflowError>(py) {
-        true => refused(
+    if error.is_instance_of::<PyOverflowError>(py) { refused(
             py,
             format_args!("{argument} is {value:?}: {}", error.value(py)),
             argument,
             "give another number",
-        ),
-        false => error,
-    }
+        ) } else { error }
 }
 
 fn exception(py: Python<'_>, class: &str, message: &str, cure: &str) -> PyErr {

@@ -151,10 +151,7 @@ fn message(dict: &Bound<'_, PyDict>) -> PyResult<Message> {
         };
         read.map_err(|error| named(value.py(), &name, &value, error))?;
     }
-    match message.role.is_empty() {
-        true => Err(PyTypeError::new_err("messages: each needs a `role`")),
-        false => Ok(message),
-    }
+    if message.role.is_empty() { Err(PyTypeError::new_err("messages: each needs a `role`")) } else { Ok(message) }
 }
 
 /// A text, `None`, or a list of parts of type `text`.

@@ -55,9 +55,12 @@ fn plain(text: &str) -> String {
         let hash = Sha256::digest(text);
         return hash[..8].iter().fold(String::from("sha256:"), |all, byte| format!("{all}{byte:02x}"));
     }
-    text.bytes().fold(String::new(), |all, byte| match itself(byte) {
-        true => all + char::from(byte).encode_utf8(&mut [0; 4]),
-        false => format!("{all}%{byte:02X}"),
+    text.bytes().fold(String::new(), |all, byte| {
+        if itself(byte) {
+            all + char::from(byte).encode_utf8(&mut [0; 4])
+        } else {
+            format!("{all}%{byte:02X}")
+        }
     })
 }
 

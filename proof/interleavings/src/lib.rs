@@ -152,10 +152,7 @@ fn enter(waiting: &Waiting, limit: usize, asynchronous: bool) -> Result<(), Subm
         queue.sequences += 1;
         Ok(())
     };
-    match asynchronous {
-        true => shuttle::future::block_on(poll_fn(|cx| waiting.poll_enter(cx, enter))),
-        false => waiting.enter(None, enter),
-    }
+    if asynchronous { shuttle::future::block_on(poll_fn(|cx| waiting.poll_enter(cx, enter))) } else { waiting.enter(None, enter) }
 }
 
 /// Submitters, on threads and in futures by turns, that wait for room and make some: all get in, as often as they want.

@@ -93,9 +93,10 @@ impl Answer {
                 return Err(format!("choice {index} was {mine:?}, but is {other:?} alone"));
             }
         }
-        match whole && self.usage != alone.usage {
-            true => Err(format!("the counts were {:?}, but are {:?} alone", self.usage, alone.usage)),
-            false => Ok(()),
+        if whole && self.usage != alone.usage {
+            Err(format!("the counts were {:?}, but are {:?} alone", self.usage, alone.usage))
+        } else {
+            Ok(())
         }
     }
 }

@@ -212,10 +212,8 @@ fn choices(r: &mut Rng, ask: &mut Ask) {
 
 fn prompts(r: &mut Rng, ask: &mut Ask) {
     let (count, n) = (r.usize(2..5), r.usize(1..3));
-    ask.body["prompt"] = match r.bool() {
-        true => (0..count).map(|_| ids(r)).collect(),
-        false => (0..count).map(|_| text(r)).collect(),
-    };
+    ask.body["prompt"] =
+        if r.bool() { (0..count).map(|_| ids(r)).collect() } else { (0..count).map(|_| text(r)).collect() };
     ask.body["n"] = json!(n);
     ask.body["max_tokens"] = json!(r.usize(1..20));
     ask.choices = count * n;
@@ -313,10 +311,7 @@ fn finish(r: &mut Rng, mut ask: Ask) -> Ask {
 /// Number of token ids of a prompt; unknown for texts.
 fn tokens_of(prompt: &Value) -> Option<usize> {
     let items = prompt.as_array()?;
-    match items.iter().all(Value::is_number) {
-        true => Some(items.len()),
-        false => items.iter().map(tokens_of).sum(),
-    }
+    if items.iter().all(Value::is_number) { Some(items.len()) } else { items.iter().map(tokens_of).sum() }
 }
 
 #[cfg(test)]

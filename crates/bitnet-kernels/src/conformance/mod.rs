@@ -825,9 +825,10 @@ fn attention<B: Inspect>(
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
     let mut qkv = b.rows(step_rows, width, RowsKind::Intermediate)?;
-    let values = match odd {
-        true => v.rows(step_rows, width),
-        false => v.many(step_rows * width).iter().map(|x| 3.0 * x).collect(),
+    let values = if odd {
+        v.rows(step_rows, width)
+    } else {
+        v.many(step_rows * width).iter().map(|x| 3.0 * x).collect()
     };
     b.write(&mut qkv, &values)?;
     let step = Step::new(&step, &blocks);

@@ -78,9 +78,10 @@ impl<G> Queue<G> {
         let Some(at) = self.following else { return false };
         let next = self.recordings[at].launches.get(self.followed);
         let follows = next.is_some_and(|next| next.is(kernel, grid, args));
-        match follows {
-            true => self.followed += 1,
-            false => self.leave(),
+        if follows {
+            self.followed += 1
+        } else {
+            self.leave()
         }
         follows
     }

@@ -69,9 +69,10 @@ fn json(text: &str) -> Option<Found> {
             value.get(KEY).is_some() || value.as_str().is_some_and(|text| text.contains(KEY))
         })?;
         let (field, arguments) = (name.clone(), arguments.clone());
-        let syntax = match array {
-            true => CallSyntax::Array { name: field, arguments },
-            false => CallSyntax::Json { name: field, arguments },
+        let syntax = if array {
+            CallSyntax::Array { name: field, arguments }
+        } else {
+            CallSyntax::Json { name: field, arguments }
         };
         Some(Found { syntax, name: of.as_str()?.into(), begin, end })
     })

@@ -227,10 +227,8 @@ fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Resul
     for PanelMatrix { name, parts, rows, cols } in names::panel_matrices(spec) {
         let parts: Vec<String> = parts.into_iter().map(|(projection, _)| projection).collect();
         // The width of the groups is known only once the scales are read.
-        let group = match spec.grouped.projections {
-            true => read_stacked(&*checkpoint.tensors, &parts)?.group(),
-            false => None,
-        };
+        let group =
+            if spec.grouped.projections { read_stacked(&*checkpoint.tensors, &parts)?.group() } else { None };
         let shape = Panels::stored_shape(rows, cols, group);
         push(name, shape, Content::Stack(parts));
     }

@@ -59,11 +59,10 @@ pub(super) fn write(
             }
             TensorKind::Grouped | TensorKind::Dense | TensorKind::Norm => {
                 let tensor = checkpoint.tensors.dense(&entry.name)?;
-                match tensor.dtype() == float.dtype() {
-                    true => out.write(tensor.bytes())?,
-                    false => out.write(
-                        &tensor.to_f32().into_iter().flat_map(|v| float.bytes(v)).collect::<Vec<_>>(),
-                    )?,
+                if tensor.dtype() == float.dtype() {
+                    out.write(tensor.bytes())?
+                } else {
+                    out.write(&tensor.to_f32().into_iter().flat_map(|v| float.bytes(v)).collect::<Vec<_>>())?
                 }
             }
         }

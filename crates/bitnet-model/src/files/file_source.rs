@@ -292,9 +292,10 @@ impl FileSource {
                 }
                 (kind, _) => {
                     let convolution = name.ends_with(CONVOLUTION) && tensor.shape.len() == 3;
-                    let without_ones: Vec<usize> = match convolution {
-                        true => tensor.shape.iter().copied().filter(|&d| d != 1).collect(),
-                        false => tensor.shape.clone(),
+                    let without_ones: Vec<usize> = if convolution {
+                        tensor.shape.iter().copied().filter(|&d| d != 1).collect()
+                    } else {
+                        tensor.shape.clone()
                     };
                     check_shape(&tensor.file, &tensor.name, &shape, &without_ones)?;
                     floats(&tensor, kind)?
@@ -431,9 +432,10 @@ fn check_signs(
     }
     let (values, _) = signs.bytes.as_chunks::<4>();
     let expected = |i: usize| rotation.signs.get(&width).map_or(1, |signs| signs[i]);
-    match values.iter().enumerate().all(|(i, v)| f32::from_le_bytes(*v) == f32::from(expected(i))) {
-        true => Ok(()),
-        false => fail("the signs are not those of hadamard.json"),
+    if values.iter().enumerate().all(|(i, v)| f32::from_le_bytes(*v) == f32::from(expected(i))) {
+        Ok(())
+    } else {
+        fail("the signs are not those of hadamard.json")
     }
 }
 

@@ -115,9 +115,10 @@ impl<B: Backend> Layer<B> {
 impl<B: Backend> Attention<B> {
     fn load(backend: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
         let (spec, head_dim) = (from.spec, from.spec.head_dim);
-        let head_norms = match spec.head_norms {
-            true => Some([from.norm(backend, Part::QueryNorm)?, from.norm(backend, Part::KeyNorm)?]),
-            false => None,
+        let head_norms = if spec.head_norms {
+            Some([from.norm(backend, Part::QueryNorm)?, from.norm(backend, Part::KeyNorm)?])
+        } else {
+            None
         };
         let fused = !spec.output_gate && spec.rotary_width() == head_dim;
         let order = if fused { RowOrder::Rope { head_dim } } else { RowOrder::Plain };
@@ -176,13 +177,12 @@ impl<B: Backend> Delta<B> {
         let (spec, shape) = (from.spec, hybrid.delta);
         let norm = Some(from.norm(backend, Part::InputNorm)?);
         let input = Projection::load(backend, from, norm, names::delta_inputs(spec), RowOrder::Plain)?;
-        let alpha_beta = match hybrid.float_alpha_beta {
-            true => {
-                let names = [Part::Alpha, Part::Beta].map(|part| part.tensor(from.index));
-                let column = shape.channels() + shape.value_width();
-                Some((backend.table(&read_dense_stack(from.tensors, &names)?)?, column))
-            }
-            false => None,
+        let alpha_beta = if hybrid.float_alpha_beta {
+            let names = [Part::Alpha, Part::Beta].map(|part| part.tensor(from.index));
+            let column = shape.channels() + shape.value_width();
+            Some((backend.table(&read_dense_stack(from.tensors, &names)?)?, column))
+        } else {
+            None
         };
         let (conv, a) = (from.floats(Part::Convolution)?, from.floats(Part::Decay)?);
         let (dt_bias, norm) = (from.floats(Part::TimeBias)?, from.floats(Part::DeltaNorm)?);

@@ -131,10 +131,8 @@ impl<B: Backend> Transformer<B> {
         let b = &mut backend;
         progress(0, spec.layers);
         let mut embedding = read_table(b, spec, tensors, names::EMBEDDING)?;
-        let mut head = match spec.tied_head {
-            true => None,
-            false => Some(read_table(b, spec, tensors, names::head(spec))?),
-        };
+        let mut head =
+            if spec.tied_head { None } else { Some(read_table(b, spec, tensors, names::head(spec))?) };
         // Bounds need an int8 copy of the head. A ternary head has a quarter of the bytes of such a copy, so bounds
         // would not help.
         if b.shortlists() && !spec.grouped.head {

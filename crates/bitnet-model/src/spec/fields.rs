@@ -146,17 +146,13 @@ fn finite(text: &str) -> String {
     // Every second part is a string, once escaped quotes are joined to it.
     let (mut rest, mut quoted) = (text, false);
     while !rest.is_empty() {
-        let end = match quoted {
-            true => end_of_string(rest),
-            false => rest.find('"').map_or(rest.len(), |at| at + 1),
-        };
+        let end = if quoted { end_of_string(rest) } else { rest.find('"').map_or(rest.len(), |at| at + 1) };
         let (part, after) = rest.split_at(end);
-        match quoted {
-            true => out.push_str(part),
-            false => {
-                let part = part.replace("-Infinity", "null").replace("Infinity", "null");
-                out.push_str(&part.replace("NaN", "null"));
-            }
+        if quoted {
+            out.push_str(part)
+        } else {
+            let part = part.replace("-Infinity", "null").replace("Infinity", "null");
+            out.push_str(&part.replace("NaN", "null"));
         }
         (rest, quoted) = (after, !quoted);
     }

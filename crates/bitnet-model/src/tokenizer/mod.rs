@@ -254,10 +254,8 @@ impl Tokenizer {
             cure: "check the text for characters that the vocabulary lacks",
         };
         let encoding = self.inner.encoder.encode_fast(text, false).map_err(fail)?;
-        let (prefix, suffix) = match add_special {
-            true => (&self.inner.prefix[..], &self.inner.suffix[..]),
-            false => (&[][..], &[][..]),
-        };
+        let (prefix, suffix) =
+            if add_special { (&self.inner.prefix[..], &self.inner.suffix[..]) } else { (&[][..], &[][..]) };
         Ok([prefix, encoding.get_ids(), suffix].concat())
     }
 

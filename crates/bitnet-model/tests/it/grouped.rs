@@ -167,9 +167,10 @@ fn gguf_and_config_json_describe_the_same_model() {
     for path in GROUPED_GGUFS {
         let gguf = open(path);
         let name = path.split_once('/').unwrap().0;
-        let (store, dtype): (fn(f32) -> [u8; 2], _) = match name.starts_with("minicpm") {
-            true => (|value| bf16::from_f32(value).to_le_bytes(), Dtype::BF16),
-            false => (f16s, Dtype::F16),
+        let (store, dtype): (fn(f32) -> [u8; 2], _) = if name.starts_with("minicpm") {
+            (|value| bf16::from_f32(value).to_le_bytes(), Dtype::BF16)
+        } else {
+            (f16s, Dtype::F16)
         };
         let mut model = folder(&config(name), &unpacked(&gguf, store, dtype)).unwrap();
         // The others are in generation_config.json, which is missing here.

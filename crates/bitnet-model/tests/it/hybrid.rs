@@ -23,12 +23,11 @@ const PLAIN: [(&str, bool); 3] = [
 ];
 
 fn plain((path, earlier): (&str, bool)) -> Checkpoint {
-    match earlier {
-        true => {
-            edited(path, |gguf| gguf.tensors.iter_mut().filter(|t| t.kind == 142).for_each(|t| t.kind = 42))
-                .unwrap()
-        }
-        false => open(path),
+    if earlier {
+        edited(path, |gguf| gguf.tensors.iter_mut().filter(|t| t.kind == 142).for_each(|t| t.kind = 42))
+            .unwrap()
+    } else {
+        open(path)
     }
 }
 

@@ -61,8 +61,9 @@ impl Parts {
 pub(crate) fn listed<'b>(fields: &mut Fields<'b>) -> Result<Vec<&'b RawValue>, ApiError> {
     let listed: Vec<&RawValue> = list(fields.need_raw("messages")?, MAX_MESSAGES)
         .map_err(|problem| ApiError::field("messages", problem))?;
-    match listed.is_empty() {
-        true => Err(ApiError::field("messages", "there must be at least one")),
-        false => Ok(listed),
+    if listed.is_empty() {
+        Err(ApiError::field("messages", "there must be at least one"))
+    } else {
+        Ok(listed)
     }
 }

@@ -44,9 +44,10 @@ pub(crate) async fn answer<D: Dialect>(app: Arc<App>, request: Request) -> Resul
     let service = app.service()?;
     let pieces = begin(service, &job)?;
     let (chat, seed, relaxed) = (job.chat, job.seed, job.relaxed.join(", "));
-    let response = match job.stream {
-        true => streamed(service, job, pieces, dialect).await?,
-        false => whole(service, job, pieces, dialect).await?,
+    let response = if job.stream {
+        streamed(service, job, pieces, dialect).await?
+    } else {
+        whole(service, job, pieces, dialect).await?
     };
     let mut response = with_headers(response, service, chat, seed);
     if !relaxed.is_empty() {

@@ -33,9 +33,10 @@ impl Format {
             lark.push(c);
             escaped = c == '\\' && !escaped;
         }
-        match regex.is_empty() || escaped {
-            true => Err(ApiError::field("guided_regex", "it must be a regular expression")),
-            false => Ok(Format::Lark(lark + "/")),
+        if regex.is_empty() || escaped {
+            Err(ApiError::field("guided_regex", "it must be a regular expression"))
+        } else {
+            Ok(Format::Lark(lark + "/"))
         }
     }
 
@@ -59,9 +60,10 @@ impl Format {
         check_size(field, schema.get().len(), MAX_SCHEMA)?;
         let schema: Value =
             serde_json::from_str(schema.get()).map_err(|e| ApiError::field(field, plainly(&e)))?;
-        match schema.is_object() || schema.is_boolean() {
-            true => Ok(Format::Json(schema)),
-            false => Err(ApiError::field(field, "it must be a JSON schema")),
+        if schema.is_object() || schema.is_boolean() {
+            Ok(Format::Json(schema))
+        } else {
+            Err(ApiError::field(field, "it must be a JSON schema"))
         }
     }
 

@@ -75,9 +75,10 @@ impl Echo {
             text += &more;
         }
         text += &stream.map(|mut stream| stream.finish()).unwrap_or_default();
-        let logprobs = match logprobs {
-            true => std::iter::once(None).chain(scored.into_iter().map(Some)).collect(),
-            false => Vec::new(),
+        let logprobs = if logprobs {
+            std::iter::once(None).chain(scored.into_iter().map(Some)).collect()
+        } else {
+            Vec::new()
         };
         Echo { text, ids: ids.to_vec(), offsets, logprobs }
     }

@@ -102,9 +102,10 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let problem =
         |problem| ApiError::field("stop", format!("{problem}: it must be a string or a list of strings"));
     let Some(raw) = fields.raw("stop") else { return Ok(Vec::new()) };
-    match raw.get().starts_with('[') {
-        true => list(raw, GenerationConfig::MAX_STOP_STRINGS).map_err(problem),
-        false => serde_json::from_str(raw.get()).map(|text| vec![text]).map_err(|e| problem(plainly(&e))),
+    if raw.get().starts_with('[') {
+        list(raw, GenerationConfig::MAX_STOP_STRINGS).map_err(problem)
+    } else {
+        serde_json::from_str(raw.get()).map(|text| vec![text]).map_err(|e| problem(plainly(&e)))
     }
 }
 

@@ -179,12 +179,11 @@ impl<'b> Fields<'b> {
 
     /// Takes a field that changes no token. It may have any value; in strict mode, only `neutral` ones.
     pub fn harmless(&mut self, field: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
-        match self.strict {
-            true => self.only(field, neutral),
-            false => {
-                self.raw(field);
-                Ok(())
-            }
+        if self.strict {
+            self.only(field, neutral)
+        } else {
+            self.raw(field);
+            Ok(())
         }
     }
 

@@ -138,9 +138,10 @@ fn a_format_begins_after_the_thought_and_the_templates_gap() {
         (false, "Clouds.\n</think>\n\n{\"rain\":true}", "Clouds.\n</think>\n\n{\"rain\":true}"),
     ] {
         let choice = written(THINKS, markers, wanted, &ask(yes_or_no()));
-        let text = match markers {
-            true => text_of(&choice),
-            false => choice["message"]["content"].as_str().unwrap_or_default().to_owned(),
+        let text = if markers {
+            text_of(&choice)
+        } else {
+            choice["message"]["content"].as_str().unwrap_or_default().to_owned()
         };
         assert!(text.starts_with(shown) || json.starts_with(&text), "{wanted:?}: {text}");
         let (_, answer) = text.rsplit_once("\n\n").unwrap_or(("", &text));

@@ -144,10 +144,7 @@ impl Exact<'_> {
     fn expression(&mut self, schema: &Value) -> Result<String, String> {
         let expression = self.part(schema)?;
         self.bytes += expression.len();
-        match self.bytes > MAX_BYTES {
-            true => Err("the schema is too large".into()),
-            false => Ok(expression),
-        }
+        if self.bytes > MAX_BYTES { Err("the schema is too large".into()) } else { Ok(expression) }
     }
 
     fn part(&mut self, schema: &Value) -> Result<String, String> {
@@ -263,9 +260,10 @@ impl Exact<'_> {
             others.insert("enum".into(), rest.into());
             options.push(self.json(&Value::Object(others)));
         }
-        match options.is_empty() {
-            true => Err("enum: no value has the type".into()),
-            false => Ok(format!("({})", options.join(" | "))),
+        if options.is_empty() {
+            Err("enum: no value has the type".into())
+        } else {
+            Ok(format!("({})", options.join(" | ")))
         }
     }
 
@@ -297,9 +295,10 @@ impl Exact<'_> {
             let field = self.rule(&format!("{key} {value}"));
             let (start, next) =
                 (format!("{field} {later}"), format!("{} {field} {later}", json!(self.comma)));
-            (first, later) = match needed {
-                true => (self.rule(&start), self.rule(&next)),
-                false => (self.rule(&format!("{start} | {first}")), self.rule(&format!("{next} | {later}"))),
+            (first, later) = if *needed {
+                (self.rule(&start), self.rule(&next))
+            } else {
+                (self.rule(&format!("{start} | {first}")), self.rule(&format!("{next} | {later}")))
             };
         }
         Ok(format!("(\"{{\" {first} \"}}\")"))

@@ -32,10 +32,7 @@ pub(super) fn factory(
 /// The bytes of a token. Control tokens are marked, so that no text matches one.
 fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-    match tokenizer.is_special(id) {
-        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
-        false => bytes.to_vec(),
-    }
+    if tokenizer.is_special(id) { [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat() } else { bytes.to_vec() }
 }
 
 /// Tokenizes as the model's tokenizer does within a text.

@@ -63,10 +63,8 @@ impl Module {
 
 impl Machine<'_> {
     fn run(&mut self, blocks: u32) -> Result<(), LaunchError> {
-        let mut waiting = match self.launch.blocks.is_empty() {
-            true => (0..blocks).collect(),
-            false => self.launch.blocks.clone(),
-        };
+        let mut waiting =
+            if self.launch.blocks.is_empty() { (0..blocks).collect() } else { self.launch.blocks.clone() };
         self.rng.shuffle(&mut waiting);
         let mut resident: Vec<Block> = Vec::new();
         loop {

@@ -66,9 +66,12 @@ impl ReadSets {
             Some((from, stamp, to)) if from == reads && stamp == new => to,
             _ => {
                 let clocks = who.clocks;
-                let to = who.sets.step(reads, new, |old| match old.is_promise() {
-                    true => clocks.is_past(old),
-                    false => clocks.ordered(old, who.warp, who.lane),
+                let to = who.sets.step(reads, new, |old| {
+                    if old.is_promise() {
+                        clocks.is_past(old)
+                    } else {
+                        clocks.ordered(old, who.warp, who.lane)
+                    }
                 });
                 who.sets.cache[hash as usize] = Some((reads, new, to));
                 to

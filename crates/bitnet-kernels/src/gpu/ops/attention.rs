@@ -122,9 +122,10 @@ impl<D: Driver> Gpu<D> {
         let work = self.upload_once(Upload::FewRows, || few.words())?;
         let processors = self.driver.info().processors as usize;
         let parts = few.items.len() * kv_heads * few.tiles * part_bytes(width.head_dim);
-        let (tiles, chunks) = match parts <= self.parts.bytes() {
-            true => width.chunks(few, kv_heads, kv.stride, processors),
-            false => (few.tiles, 1),
+        let (tiles, chunks) = if parts <= self.parts.bytes() {
+            width.chunks(few, kv_heads, kv.stride, processors)
+        } else {
+            (few.tiles, 1)
         };
         let parts = self.parts.address();
         let head = common.into_iter().chain([work, out.address(), parts]).map(Arg::u64);

@@ -70,9 +70,10 @@ impl<D: Driver> Gpu<D> {
             Some(out) if out.bytes() >= DRAWN * params.len() => out,
             _ => self.alloc(DRAWN * params.len(), "drawn tokens")?,
         };
-        let launched = match params.iter().all(SamplingParams::is_greedy) {
-            true => self.argmax(params.len(), logits, out.address()),
-            false => self.sample(params, logits, out.address()),
+        let launched = if params.iter().all(SamplingParams::is_greedy) {
+            self.argmax(params.len(), logits, out.address())
+        } else {
+            self.sample(params, logits, out.address())
         };
         let tokens = launched.and_then(|()| self.fetch(&out, DRAWN * params.len()));
         self.drawn = Some(out);

@@ -79,9 +79,10 @@ impl Parser {
     }
 
     fn not(&mut self) -> Result<Expression> {
-        match self.skip_word("not") {
-            true => self.nested(|parser| Ok(Expression::Not(boxed(parser.not()?)))),
-            false => self.comparison(),
+        if self.skip_word("not") {
+            self.nested(|parser| Ok(Expression::Not(boxed(parser.not()?))))
+        } else {
+            self.comparison()
         }
     }
 
@@ -285,9 +286,10 @@ impl Parser {
                 Ok(item) => items.push(item),
                 Err(slice) => {
                     self.expect_operator("]")?;
-                    return match items.is_empty() {
-                        true => Ok(Expression::Slice(boxed(value), slice)),
-                        false => fail("a slice in a tuple is not supported"),
+                    return if items.is_empty() {
+                        Ok(Expression::Slice(boxed(value), slice))
+                    } else {
+                        fail("a slice in a tuple is not supported")
                     };
                 }
             }
@@ -306,21 +308,21 @@ impl Parser {
     /// An index, or the three parts of a slice.
     #[allow(clippy::type_complexity, reason = "two kinds of one thing, used once")]
     fn subscribed(&mut self) -> Result<std::result::Result<Expression, Box<[Option<Expression>; 3]>>> {
-        let start = match self.is_operator(":") {
-            true => None,
-            false => {
-                let value = self.expression()?;
-                if !self.is_operator(":") {
-                    return Ok(Ok(value));
-                }
-                Some(value)
+        let start = if self.is_operator(":") {
+            None
+        } else {
+            let value = self.expression()?;
+            if !self.is_operator(":") {
+                return Ok(Ok(value));
             }
+            Some(value)
         };
         self.expect_operator(":")?;
         let part = |parser: &mut Self| -> Result<Option<Expression>> {
-            match [":", "]", ","].iter().any(|end| parser.is_operator(end)) {
-                true => Ok(None),
-                false => parser.expression().map(Some),
+            if [":", "]", ","].iter().any(|end| parser.is_operator(end)) {
+                Ok(None)
+            } else {
+                parser.expression().map(Some)
             }
         };
         let stop = part(self)?;

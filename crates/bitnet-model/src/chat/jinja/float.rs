@@ -28,9 +28,10 @@ pub(super) fn format(number: f64, style: Style, precision: usize, alternate: boo
             let precision = precision.max(1);
             let scientific = format!("{number:.*e}", precision - 1);
             let power: i32 = scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
-            let text = match power < -4 || power >= precision as i32 {
-                true => exponent(number, precision - 1, alternate),
-                false => format!("{number:.*}", (precision as i32 - 1 - power).max(0) as usize),
+            let text = if power < -4 || power >= precision as i32 {
+                exponent(number, precision - 1, alternate)
+            } else {
+                format!("{number:.*}", (precision as i32 - 1 - power).max(0) as usize)
             };
             if alternate { text } else { shortened(&text) }
         }
@@ -49,8 +50,9 @@ fn exponent(number: f64, precision: usize, alternate: bool) -> String {
 /// The text without zeros at the end of its fraction.
 fn shortened(text: &str) -> String {
     let (digits, power) = text.split_once('e').map_or((text, String::new()), |(d, p)| (d, format!("e{p}")));
-    match digits.contains('.') {
-        true => digits.trim_end_matches('0').trim_end_matches('.').to_owned() + &power,
-        false => text.into(),
+    if digits.contains('.') {
+        digits.trim_end_matches('0').trim_end_matches('.').to_owned() + &power
+    } else {
+        text.into()
     }
 }

@@ -45,12 +45,13 @@ pub(super) fn call(function: Function, args: &Args, meter: &Meter, now: fn(&str)
                 return Err(Error::value("range() arg 3 must not be zero"));
             }
             let range = Range { start, stop, step };
-            match range.len() > MAX_RANGE {
-                true => Err(Error::new(
+            if range.len() > MAX_RANGE {
+                Err(Error::new(
                     Kind::Limit,
                     format!("Range too big. The sandbox blocks ranges larger than MAX_RANGE ({MAX_RANGE})."),
-                )),
-                false => Ok(Value::Range(range)),
+                ))
+            } else {
+                Ok(Value::Range(range))
             }
         }
         Function::Dict => Value::dict(entries(args, meter)?),
@@ -61,13 +62,16 @@ pub(super) fn call(function: Function, args: &Args, meter: &Meter, now: fn(&str)
             }
             Namespace::value(map)
         }
-        Function::Cycler => match args.positional.is_empty() {
-            true => Err(Error::value("at least one item has to be provided")),
-            false => Ok(Value::Cycler(Rc::new(Cycler {
-                items: Items::new(args.positional.clone())?,
-                at: Cell::new(0),
-            }))),
-        },
+        Function::Cycler => {
+            if args.positional.is_empty() {
+                Err(Error::value("at least one item has to be provided"))
+            } else {
+                Ok(Value::Cycler(Rc::new(Cycler {
+                    items: Items::new(args.positional.clone())?,
+                    at: Cell::new(0),
+                })))
+            }
+        }
         Function::Joiner => {
             let [separator] = args.bind("joiner", ["sep"], 0)?;
             let separator = Items::new(vec![separator.unwrap_or_else(|| ", ".into())])?;
@@ -131,15 +135,16 @@ fn attribute(key: &Value) -> Result<Rc<str>> {
 
 /// Refuses the names that transformers refuses.
 pub(super) fn checked(name: &str) -> Result<()> {
-    match name.starts_with('_') {
-        true => Err(Error::new(
+    if name.starts_with('_') {
+        Err(Error::new(
             Kind::Security,
             format!(
                 "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '{name}'. \
                  Please rename the attribute."
             ),
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

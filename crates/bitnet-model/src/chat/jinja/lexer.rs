@@ -92,9 +92,8 @@ impl<'s> Lexer<'s> {
             b'#' => Some((at, Tag::Comment)),
             _ => None,
         });
-        starts.map(|(at, tag)| match tag == Tag::Block && raw_begin(&rest[at + 2..]).is_some() {
-            true => (at, Tag::Raw),
-            false => (at, tag),
+        starts.map(|(at, tag)| {
+            if tag == Tag::Block && raw_begin(&rest[at + 2..]).is_some() { (at, Tag::Raw) } else { (at, tag) }
         })
     }
 

@@ -68,10 +68,7 @@ pub(super) fn number(text: &str, after_dot: bool) -> Option<(Result<Token>, usiz
         }
     }
     // Only zeros may follow a zero at the beginning.
-    let width = match text.starts_with('0') {
-        true => digits(text, |c| *c == '0'),
-        false => whole,
-    };
+    let width = if text.starts_with('0') { digits(text, |c| *c == '0') } else { whole };
     let number = BigInt::from_str_radix(&text[..width].replace('_', ""), 10);
     Some((number.map(Token::Int).or_else(|_| fail("invalid number")), width))
 }

@@ -301,13 +301,13 @@ impl<'p> Machine<'p> {
                 _ => Err(Error::value("cannot assign attribute on non-namespace object")),
             },
             Target::Tuple(targets) => {
-                let values =
-                    value.defined()?.iterate(self.meter).map_err(|error| match error.is_of_operands() {
-                        true => {
-                            Error::of_type(format!("cannot unpack non-iterable {} object", value.class()))
-                        }
-                        false => error,
-                    })?;
+                let values = value.defined()?.iterate(self.meter).map_err(|error| {
+                    if error.is_of_operands() {
+                        Error::of_type(format!("cannot unpack non-iterable {} object", value.class()))
+                    } else {
+                        error
+                    }
+                })?;
                 let (wanted, got) = (targets.len(), values.len());
                 if got > wanted {
                     return Err(Error::value(format!("too many values to unpack (expected {wanted})")));

@@ -133,9 +133,8 @@ fn arithmetic(operator: Operator, a: Number, b: Number, meter: &Meter) -> Result
 }
 
 fn integers(operator: Operator, a: BigInt, b: BigInt, meter: &Meter) -> Result<Value> {
-    let limited = |bits: u64| match bits > MAX_BITS {
-        true => Err(Error::new(Kind::Limit, "an integer is too large")),
-        false => Ok(()),
+    let limited = |bits: u64| {
+        if bits > MAX_BITS { Err(Error::new(Kind::Limit, "an integer is too large")) } else { Ok(()) }
     };
     Ok(match operator {
         Operator::Add => {

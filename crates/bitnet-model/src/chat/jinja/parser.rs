@@ -158,22 +158,20 @@ impl Parser {
     }
 
     pub(super) fn expect_operator(&mut self, operator: &str) -> Result<()> {
-        match self.skip_operator(operator) {
-            true => Ok(()),
-            false => {
-                let found = described(self.peek());
-                fail(format!("expected token '{operator}', got '{found}'"))
-            }
+        if self.skip_operator(operator) {
+            Ok(())
+        } else {
+            let found = described(self.peek());
+            fail(format!("expected token '{operator}', got '{found}'"))
         }
     }
 
     pub(super) fn expect_word(&mut self, word: &str) -> Result<()> {
-        match self.skip_word(word) {
-            true => Ok(()),
-            false => {
-                let found = described(self.peek());
-                fail(format!("expected token '{word}', got '{found}'"))
-            }
+        if self.skip_word(word) {
+            Ok(())
+        } else {
+            let found = described(self.peek());
+            fail(format!("expected token '{word}', got '{found}'"))
         }
     }
 

@@ -21,9 +21,12 @@ pub(super) struct Path {
 
 impl Path {
     pub fn new(attribute: &Value, default: Option<Value>) -> Path {
-        let part = |part: &str| match !part.is_empty() && part.chars().all(|c| c.is_ascii_digit()) {
-            true => part.parse().map_or_else(|_| part.into(), Value::Int),
-            false => Value::from(part),
+        let part = |part: &str| {
+            if !part.is_empty() && part.chars().all(|c| c.is_ascii_digit()) {
+                part.parse().map_or_else(|_| part.into(), Value::Int)
+            } else {
+                Value::from(part)
+            }
         };
         let parts = match attribute {
             Value::None => Vec::new(),

@@ -214,9 +214,10 @@ impl Parser {
             return fail("can't assign to 'const'");
         }
         let number = self.number(&name);
-        match self.skip_operator(".") {
-            true => Ok(Target::Attribute(number, self.expect_name()?.into())),
-            false => Ok(Target::Name(number)),
+        if self.skip_operator(".") {
+            Ok(Target::Attribute(number, self.expect_name()?.into()))
+        } else {
+            Ok(Target::Name(number))
         }
     }
 

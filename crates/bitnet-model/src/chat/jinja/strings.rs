@@ -128,9 +128,10 @@ fn build(subject: &Value, own: &Rc<str>, name: &str, args: &Args, meter: &Meter)
             let within = range(own, &start, &end)?;
             if name == "count" {
                 let Some(within) = within else { return Ok(0usize.into()) };
-                let count = match part.is_empty() {
-                    true => own[within].chars().count() + 1,
-                    false => own[within].matches(&**part).count(),
+                let count = if part.is_empty() {
+                    own[within].chars().count() + 1
+                } else {
+                    own[within].matches(&**part).count()
                 };
                 return Ok(count.into());
             }
@@ -241,9 +242,12 @@ fn range(own: &str, start: &Option<Value>, end: &Option<Value>) -> Result<Option
     if start > end {
         return Ok(None);
     }
-    let byte = |at: i64| match own.is_ascii() {
-        true => own.len().min(at as usize),
-        false => own.char_indices().nth(at as usize).map_or(own.len(), |(byte, _)| byte),
+    let byte = |at: i64| {
+        if own.is_ascii() {
+            own.len().min(at as usize)
+        } else {
+            own.char_indices().nth(at as usize).map_or(own.len(), |(byte, _)| byte)
+        }
     };
     Ok(Some(byte(start)..byte(end)))
 }

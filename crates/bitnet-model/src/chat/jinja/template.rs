@@ -245,15 +245,11 @@ impl Spec {
             while chars.get(*at).is_some_and(char::is_ascii_digit) {
                 *at += 1;
             }
-            match *at == start {
-                true => Ok(None),
-                false => {
-                    let digits: String = chars[start..*at].iter().collect();
-                    digits
-                        .parse()
-                        .map(Some)
-                        .map_err(|_| Error::value("Too many decimal digits in format string"))
-                }
+            if *at == start {
+                Ok(None)
+            } else {
+                let digits: String = chars[start..*at].iter().collect();
+                digits.parse().map(Some).map_err(|_| Error::value("Too many decimal digits in format string"))
             }
         };
         spec.width = number(&mut at)?.unwrap_or(0);

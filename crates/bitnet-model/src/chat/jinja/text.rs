@@ -36,9 +36,10 @@ pub(super) fn titled(text: &str) -> String {
     let mut inside = false;
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match inside {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(initial(c)),
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(initial(c))
         }
         inside = c.is_lowercase() || c.is_uppercase();
     }

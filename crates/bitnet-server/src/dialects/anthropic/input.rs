@@ -73,9 +73,10 @@ pub(super) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
     let (mut thinking, shown) = thinking::take(fields, encoder.model)?;
     let mut format = None;
     if let Some(mut output) = fields.object("output_config")? {
-        match encoder.model.thinks() {
-            true => thinking.take_effort(&mut output, "effort")?,
-            false => output.ignore(&["effort"])?,
+        if encoder.model.thinks() {
+            thinking.take_effort(&mut output, "effort")?
+        } else {
+            output.ignore(&["effort"])?
         }
         format = output.object("format")?.map(read_format).transpose()?;
         output.finish()?;

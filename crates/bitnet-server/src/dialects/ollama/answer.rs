@@ -144,9 +144,10 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
         reading: &Reading,
     ) -> Result<Option<Value>, ApiError> {
         let Some(reason) = load::asked(service, headers, body, reading, CHAT)? else { return Ok(None) };
-        let (entry, nothing) = match CHAT {
-            true => ("message", json!({"role": "assistant", "content": ""})),
-            false => ("response", json!("")),
+        let (entry, nothing) = if CHAT {
+            ("message", json!({"role": "assistant", "content": ""}))
+        } else {
+            ("response", json!(""))
         };
         let created = date(now(), TIME);
         Ok(Some(json!({

@@ -36,9 +36,8 @@ pub(super) fn asked(
     }
     let kept = fields.peek("keep_alive").and_then(|time| serde_json::from_str(time.get()).ok());
     fields.set(prompt, serde_json::from_str(some).map_err(ApiError::fault)?);
-    let parsed = take_all(fields, service, reading, |fields, encoder| match chat {
-        true => read_chat(fields, encoder),
-        false => read_prompt(fields, encoder),
+    let parsed = take_all(fields, service, reading, |fields, encoder| {
+        if chat { read_chat(fields, encoder) } else { read_prompt(fields, encoder) }
     })?;
     seed(parsed.config.seed, headers)?;
     let valid = service.engine.validate(&inference::Request::new(vec![0], parsed.config));

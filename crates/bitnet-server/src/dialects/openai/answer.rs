@@ -74,9 +74,10 @@ impl<const CHAT: bool> OpenAi<CHAT> {
     /// The thought of a turn and its content, as a whole.
     fn contents(&self, turn: &Turn) -> (String, String) {
         let (thought, text) = (turn.thought(), turn.text());
-        let in_content = || match thought.is_empty() {
-            true => text.clone(),
-            false => {
+        let in_content = || {
+            if thought.is_empty() {
+                text.clone()
+            } else {
                 let (before, after) = &self.around;
                 let after = if turn.thinks() { "" } else { after };
                 [before, &thought, after, &text].concat()
@@ -155,10 +156,8 @@ impl<const CHAT: bool> Dialect for OpenAi<CHAT> {
 
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
         let (stream, names) = (fields.take("stream")?.unwrap_or(false), names(CHAT, fields));
-        let parsed = match CHAT {
-            true => chat::read(fields, encoder)?,
-            false => completions::read(fields, encoder, stream)?,
-        };
+        let parsed =
+            if CHAT { chat::read(fields, encoder)? } else { completions::read(fields, encoder, stream)? };
         let parsed = Parsed { stream, names, ..read_common(fields, encoder, parsed)? };
         let answer = OpenAi {
             include_usage: include_usage(fields, stream)?,

@@ -145,9 +145,10 @@ fn gaps(fields: &mut Fields<'_>, suffix: &str, encoder: &Encoder<'_>) -> Result<
     })?;
     let suffix = encoder.text(suffix, false, "suffix")?;
     let value = fields.need_raw("prompt")?;
-    let texts: Vec<&RawValue> = match value.get().starts_with('[') {
-        true => list(value, MAX_PROMPTS).map_err(|problem| ApiError::field("prompt", problem))?,
-        false => vec![value],
+    let texts: Vec<&RawValue> = if value.get().starts_with('[') {
+        list(value, MAX_PROMPTS).map_err(|problem| ApiError::field("prompt", problem))?
+    } else {
+        vec![value]
     };
     if texts.is_empty() || texts.iter().any(|text| !text.get().starts_with('"')) {
         return Err(ApiError::field("prompt", "with a suffix, it must be a text or a list of texts"));

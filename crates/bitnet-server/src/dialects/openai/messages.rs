@@ -29,9 +29,10 @@ fn message(mut fields: Fields<'_>) -> Result<Message, ApiError> {
         other => return Err(ApiError::unsupported(fields.name("role"), format!("{other:.20?}"))),
     };
     let mut message = Message::new(role, "");
-    match fields.is_strict() {
-        true => fields.only("name", &[])?,
-        false => message.name = fields.take("name")?,
+    if fields.is_strict() {
+        fields.only("name", &[])?
+    } else {
+        message.name = fields.take("name")?
     }
     match role {
         "tool" => message.tool_call_id = Some(fields.need("tool_call_id")?),

@@ -28,9 +28,10 @@ pub(crate) async fn model(
 ) -> Result<Json<Value>, ApiError> {
     let service = app.service()?;
     let Path(name) = name.map_err(|refused| ApiError::malformed(refused.body_text()))?;
-    match service.model.is_called(&name) {
-        true => Ok(Json(card(&service.model, service.engine.context()))),
-        false => Err(unknown_model(&name, &service.model)),
+    if service.model.is_called(&name) {
+        Ok(Json(card(&service.model, service.engine.context())))
+    } else {
+        Err(unknown_model(&name, &service.model))
     }
 }
 

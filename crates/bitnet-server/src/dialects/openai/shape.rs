@@ -175,9 +175,10 @@ impl Shape<'_> {
     pub fn whole(&self, turns: &[Turn], contents: impl Fn(&Turn) -> (String, String)) -> String {
         let choice = |turn: &Turn| {
             let choice = self.choice(turn, &turn.tokens, true);
-            match self.chat {
-                false => Choice { text: Some(turn.text()), ..choice },
-                true => Choice { message: Some(self.message(turn, contents(turn))), ..choice },
+            if self.chat {
+                Choice { message: Some(self.message(turn, contents(turn))), ..choice }
+            } else {
+                Choice { text: Some(turn.text()), ..choice }
             }
         };
         let kind = if self.chat { "chat.completion" } else { "text_completion" };
@@ -236,10 +237,10 @@ impl Shape<'_> {
             delta: None,
             message: None,
             // An empty answer has an empty list: `null` says that none were asked for.
-            logprobs: self.about.logprobs.then(|| match self.chat {
-                false => self.by_column(tokens),
-                true => self.by_token(tokens),
-            }),
+            logprobs: self
+                .about
+                .logprobs
+                .then(|| if self.chat { self.by_token(tokens) } else { self.by_column(tokens) }),
             finish_reason: finish.map(|finish| match finish {
                 Finish::Stop | Finish::StopString(_) if turn.has_called() => "tool_calls",
                 Finish::Stop | Finish::StopString(_) => "stop",

@@ -158,9 +158,10 @@ impl Responses {
 
     /// Writes a change of a thought, as the content of its item or as the summary.
     fn think(&mut self, about: &About, turn: &Turn, change: Change<'_>, thought: &str, out: &mut String) {
-        let (part, text) = match self.showing.summarised {
-            true => ("response.reasoning_summary_part", "response.reasoning_summary_text"),
-            false => ("response.content_part", "response.reasoning_text"),
+        let (part, text) = if self.showing.summarised {
+            ("response.reasoning_summary_part", "response.reasoning_summary_text")
+        } else {
+            ("response.content_part", "response.reasoning_text")
         };
         match change {
             Change::Opened => {

@@ -61,9 +61,10 @@ impl Rule {
                 ("call_rest".to_owned(), Some(within))
             }
             (false, _) => {
-                let next = match several && !array && !form.open.is_empty() {
-                    true => format!(" ({} call)*", json!(form.between)),
-                    false => String::new(),
+                let next = if several && !array && !form.open.is_empty() {
+                    format!(" ({} call)*", json!(form.between))
+                } else {
+                    String::new()
                 };
                 let format = format.filter(|_| !offer.required);
                 let format = format.map(|format| format!(" | {}", format.lark())).unwrap_or_default();

@@ -74,9 +74,10 @@ impl Offer {
 
     /// The offer of which some tool must be called; `field` asks for that.
     pub fn required(self, field: &str) -> Result<Offer, ApiError> {
-        match self.tools.is_empty() {
-            true => Err(ApiError::field(field, "it needs tools")),
-            false => Ok(Offer { required: true, ..self }),
+        if self.tools.is_empty() {
+            Err(ApiError::field(field, "it needs tools"))
+        } else {
+            Ok(Offer { required: true, ..self })
         }
     }
 

@@ -83,10 +83,9 @@ impl Builder<'_> {
     /// Each parameter at most once, and the required ones.
     fn in_order(&mut self, parameters: &[(String, bool)]) -> String {
         if parameters.len() > ANY_ORDER {
-            let each = parameters.iter().map(|(name, required)| match required {
-                true => format!("{name} "),
-                false => format!("{name}? "),
-            });
+            let each = parameters
+                .iter()
+                .map(|(name, required)| if *required { format!("{name} ") } else { format!("{name}? ") });
             return each.collect();
         }
         let done =
@@ -119,9 +118,10 @@ impl Builder<'_> {
     /// An expression for the text from a parameter's opening tag to the line after its value.
     fn value(&mut self, schema: &Value) -> Result<String, String> {
         let alternatives = self.alternatives(schema, 0)?;
-        match alternatives.is_empty() {
-            true => Err("no value of a parameter can be written".into()),
-            false => Ok(format!("({}) \"\\n\"", alternatives.join(" | "))),
+        if alternatives.is_empty() {
+            Err("no value of a parameter can be written".into())
+        } else {
+            Ok(format!("({}) \"\\n\"", alternatives.join(" | ")))
         }
     }
 

@@ -129,15 +129,14 @@ impl Normaliser<'_> {
             return Err(place.problem("uniqueItems", problem));
         }
         let mut arrays = Vec::new();
-        match listed.len() <= MAX_ORDERED {
-            true => orders(&listed, &mut Vec::new(), &mut arrays),
-            false => {
-                self.narrowed = true;
-                arrays.extend((0..1_u32 << listed.len()).map(|set| {
-                    let chosen = listed.iter().enumerate().filter(|(i, _)| set >> i & 1 == 1);
-                    chosen.map(|(_, value)| value.clone()).collect::<Vec<_>>()
-                }));
-            }
+        if listed.len() <= MAX_ORDERED {
+            orders(&listed, &mut Vec::new(), &mut arrays)
+        } else {
+            self.narrowed = true;
+            arrays.extend((0..1_u32 << listed.len()).map(|set| {
+                let chosen = listed.iter().enumerate().filter(|(i, _)| set >> i & 1 == 1);
+                chosen.map(|(_, value)| value.clone()).collect::<Vec<_>>()
+            }));
         }
         arrays.retain(|array| array.len() as u64 >= least);
         let arrays = any_of(arrays.iter().map(|array| exactly(array, &item)).collect());

@@ -67,9 +67,10 @@ impl Place {
     }
 
     fn problem(&self, keyword: &str, problem: impl std::fmt::Display) -> String {
-        match self.pointer.is_empty() {
-            true => format!("{keyword}: {problem}"),
-            false => format!("{keyword} of #{:.200}: {problem}", self.pointer),
+        if self.pointer.is_empty() {
+            format!("{keyword}: {problem}")
+        } else {
+            format!("{keyword} of #{:.200}: {problem}", self.pointer)
         }
     }
 }
@@ -124,19 +125,17 @@ impl Normaliser<'_> {
     /// Counts values that are visited or made.
     fn spend(&mut self, values: usize) -> Result<(), String> {
         self.visited = self.visited.saturating_add(values);
-        match self.visited > MAX_VISITED {
-            true => Err("the schema is too large".into()),
-            false => Ok(()),
-        }
+        if self.visited > MAX_VISITED { Err("the schema is too large".into()) } else { Ok(()) }
     }
 
     /// A schema that is rewritten without allowing fewer texts, so that it may be negated.
     fn exactly(&mut self, value: &Value, keyword: &str, place: &Place) -> Result<Value, String> {
         let before = std::mem::replace(&mut self.narrowed, false);
         let schema = self.schema(value, &place.inside(keyword))?;
-        match std::mem::replace(&mut self.narrowed, before) {
-            true => Err(place.problem(keyword, "what it says cannot be negated")),
-            false => Ok(schema),
+        if std::mem::replace(&mut self.narrowed, before) {
+            Err(place.problem(keyword, "what it says cannot be negated"))
+        } else {
+            Ok(schema)
         }
     }
 
@@ -166,9 +165,10 @@ impl Normaliser<'_> {
                 let name = self.references.name(keyword, value, place);
                 let name = name.map_err(|problem| place.problem(keyword, problem))?;
                 let reference = json!({"$ref": name});
-                match draft.out.contains_key("$ref") {
-                    true => draft.also.push(reference),
-                    false => drop(draft.out.insert("$ref".into(), json!(name))),
+                if draft.out.contains_key("$ref") {
+                    draft.also.push(reference)
+                } else {
+                    drop(draft.out.insert("$ref".into(), json!(name)))
                 }
                 return Ok(());
             }

@@ -334,9 +334,10 @@ fn counted(draft: &mut Draft<'_>, place: &Place) -> Result<Vec<Value>, String> {
             options.push(option);
         }
     }
-    match options.is_empty() {
-        true => Err(place.problem(keyword, "no number of properties follows it")),
-        false => Ok(options),
+    if options.is_empty() {
+        Err(place.problem(keyword, "no number of properties follows it"))
+    } else {
+        Ok(options)
     }
 }
 

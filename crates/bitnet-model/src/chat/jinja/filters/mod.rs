@@ -77,9 +77,10 @@ const UNSUPPORTED: [&str; 3] = ["random", "urlize", "xmlattr"];
 
 /// Whether there is a filter of this name; an error for one that only jinja2 has.
 pub(super) fn is_known(name: &str) -> Result<bool> {
-    match UNSUPPORTED.contains(&name) {
-        true => Err(Error::value(format!("the filter '{name}' is not supported"))),
-        false => Ok(NAMES.contains(&name)),
+    if UNSUPPORTED.contains(&name) {
+        Err(Error::value(format!("the filter '{name}' is not supported")))
+    } else {
+        Ok(NAMES.contains(&name))
     }
 }
 
@@ -96,9 +97,10 @@ pub(super) fn apply(name: &str, value: &Value, args: &Args, meter: &Meter) -> Re
     Ok(match name {
         "default" | "d" => {
             let [default, boolean] = args.bind(name, ["default_value", "boolean"], 0)?;
-            match value.is_undefined() || flag(&boolean) && !value.is_true() {
-                true => default.unwrap_or_else(|| "".into()),
-                false => value.clone(),
+            if value.is_undefined() || flag(&boolean) && !value.is_true() {
+                default.unwrap_or_else(|| "".into())
+            } else {
+                value.clone()
             }
         }
         "string" => {
@@ -136,9 +138,10 @@ pub(super) fn apply(name: &str, value: &Value, args: &Args, meter: &Meter) -> Re
             if !args.positional.is_empty() && !args.named.is_empty() {
                 return Err(Error::value("can't handle positional and keyword arguments at the same time"));
             }
-            let given = match args.named.is_empty() {
-                true => Value::tuple(args.positional.clone())?,
-                false => Value::dict(args.named.iter().map(|(k, v)| (Key::text(k), v.clone())).collect())?,
+            let given = if args.named.is_empty() {
+                Value::tuple(args.positional.clone())?
+            } else {
+                Value::dict(args.named.iter().map(|(k, v)| (Key::text(k), v.clone())).collect())?
             };
             let template = if let Value::Safe(_) = value { value.clone() } else { Value::Str(text()?) };
             percent::format(&template, &given, meter)?

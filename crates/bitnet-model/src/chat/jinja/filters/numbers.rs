@@ -22,9 +22,10 @@ pub(super) fn filesize(value: &Value, args: &Args) -> Result<String> {
             .and_then(|text| args::parsed_float(text))
             .ok_or_else(|| Error::value(format!("could not convert {} to float", value.class())))?,
     };
-    let (base, prefixes) = match flag(&binary) {
-        true => (1024.0, ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"]),
-        false => (1000.0, ["kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"]),
+    let (base, prefixes) = if flag(&binary) {
+        (1024.0, ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"])
+    } else {
+        (1000.0, ["kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"])
     };
     if bytes == 1.0 {
         return Ok("1 Byte".into());

@@ -15,9 +15,10 @@ pub(super) fn titled(text: &str) -> String {
     let mut starts = true;
     for c in text.chars() {
         let splits = is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
-        match starts && !splits {
-            true => out.extend(c.to_uppercase()),
-            false => out.extend(c.to_lowercase()),
+        if starts && !splits {
+            out.extend(c.to_uppercase())
+        } else {
+            out.extend(c.to_lowercase())
         }
         starts = splits;
     }

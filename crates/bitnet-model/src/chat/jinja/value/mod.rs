@@ -323,9 +323,10 @@ fn around<'a>(items: impl Iterator<Item = &'a Value>) -> Result<Extent> {
         all = Extent { depth: all.depth.max(depth), size: all.size.saturating_add(size) };
     }
     all.depth += 1;
-    match all.depth > MAX_DEPTH {
-        true => Err(Error::new(Kind::Limit, "the template nests values too deeply")),
-        false => Ok(all),
+    if all.depth > MAX_DEPTH {
+        Err(Error::new(Kind::Limit, "the template nests values too deeply"))
+    } else {
+        Ok(all)
     }
 }
 
