@@ -192,7 +192,9 @@ mod tests {
             let listed = first[directory..].windows(name.len()).position(|bytes| bytes == name.as_bytes());
             let place = number(directory + listed.unwrap() - 4);
             let data = place + 30 + name.len();
-            let (crc, length, size) = (number(place + 14), number(place + 18), number(place + 22));
+            let crc = number(place + 14);
+            let length = number(place + 18);
+            let size = number(place + 22);
             assert_eq!(&first[place..place + 4], b"PK\x03\x04");
             assert_eq!(&first[place + 30..data], name.as_bytes());
             let trailer = [(crc as u32).to_le_bytes(), (size as u32).to_le_bytes()].concat();

@@ -35,7 +35,8 @@ pub(crate) fn zip(folder: &Path, name: &str) -> Result<String> {
         directory.extend(b"PK\x01\x02\x14\0".iter().chain(&about).chain(&[0; 10]));
         directory.extend(place.to_le_bytes().iter().chain(file.as_bytes()));
     }
-    let (place, count) = (u32::try_from(bytes.len())?, u16::try_from(files.len())?.to_le_bytes());
+    let place = u32::try_from(bytes.len())?;
+    let count = u16::try_from(files.len())?.to_le_bytes();
     let length = u32::try_from(directory.len())?;
     bytes.extend(directory.iter().chain(b"PK\x05\x06\0\0\0\0").chain(&count).chain(&count));
     bytes.extend(length.to_le_bytes().iter().chain(&place.to_le_bytes()).chain(&[0; 2]));

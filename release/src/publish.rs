@@ -175,7 +175,8 @@ mod tests {
                 None => assert_eq!(of("bin"), Some("bitnet")),
             }
             for dependency in package["dependencies"].as_array().unwrap() {
-                let (to, development) = (dependency["name"].as_str().unwrap(), dependency["kind"] == "dev");
+                let to = dependency["name"].as_str().unwrap();
+                let development = dependency["kind"] == "dev";
                 assert!(development || !PACKAGES.contains(&to), "{name} depends on {to}, which is another's");
                 assert!(development || dependency["req"] != "*", "{name} needs a version of {to}");
             }

@@ -88,7 +88,8 @@ fn print_ops(measured: &Value) {
         let shape: Vec<String> =
             shape.iter().filter_map(|name| Some(format!("{} {name}", row[name].as_u64()?))).collect();
         let part = row["part_of_integer_peak"].as_f64().map_or("?".into(), |x| format!("{:.0} %", 100.0 * x));
-        let (op, speed) = (row["op"].as_str().unwrap_or("?"), number(&row["giga_products_s"]));
+        let op = row["op"].as_str().unwrap_or("?");
+        let speed = number(&row["giga_products_s"]);
         println!("  {op:<10} {}: {speed} 10^9 products/s, {part} of the integer peak", shape.join(", "));
     }
 }

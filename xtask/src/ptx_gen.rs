@@ -64,7 +64,8 @@ fn linear() -> Vec<Kernel> {
     .into_iter()
     .enumerate()
     {
-        let (rows, tokens) = (16 * row_tiles * row_warps, 8 * token_tiles * token_warps);
+        let rows = 16 * row_tiles * row_warps;
+        let tokens = 8 * token_tiles * token_warps;
         let stage = if grouped { 36 * rows + 144 * tokens } else { 32 * rows + 128 * tokens };
         let name = if grouped { "grouped" } else { "bitlinear" };
         kernels.push(Kernel {
@@ -98,7 +99,8 @@ fn kernels() -> Vec<Kernel> {
         (true, "17 tokens and more with little shared memory", [4, 2, 4, 2], [4, 2], 160),
         (true, "17 tokens and more", [4, 4, 8, 2], [3, 1], 255),
     ] {
-        let (rows, tokens) = (16 * row_tiles * row_warps, 8 * token_tiles * token_warps);
+        let rows = 16 * row_tiles * row_warps;
+        let tokens = 8 * token_tiles * token_warps;
         let name = if bounds { format!("bounds_t{}_s8", tokens / 2) } else { format!("head_t{tokens}_bf16") };
         kernels.push(Kernel {
             name: format!("sm80_{name}"),

@@ -228,7 +228,8 @@ impl ThoughtReader {
     }
 
     fn before(&mut self, out: &mut impl FnMut(Part, &[u8])) -> bool {
-        let (rest, marker) = (self.held.trim_ascii_start(), self.rule.opening.text.as_bytes());
+        let rest = self.held.trim_ascii_start();
+        let marker = self.rule.opening.text.as_bytes();
         let space = self.held.len() - rest.len();
         if space <= MAX_SPACE && !marker.is_empty() && rest.starts_with(marker) {
             self.held.drain(..space + marker.len());
@@ -244,7 +245,8 @@ impl ThoughtReader {
 
     /// Skips white space, and an opening marker that repeats the prompt's.
     fn lead(&mut self) -> bool {
-        let (rest, marker) = (self.held.trim_ascii_start(), self.rule.opening.text.as_bytes());
+        let rest = self.held.trim_ascii_start();
+        let marker = self.rule.opening.text.as_bytes();
         let space = self.held.len() - rest.len();
         let again = !marker.is_empty() && rest.starts_with(marker);
         let waits = marker.starts_with(rest);

@@ -113,7 +113,8 @@ pub fn ln_1p(x: f32) -> f32 {
 
 /// Returns `ln(1 + e^x)` as `max(x, 0) + ln(1 + e^-|x|)`; NaN stays NaN.
 pub fn softplus(x: f32) -> f32 {
-    let (positive, negative) = (if 0.0 > x { 0.0 } else { x }, if x < -x { x } else { -x });
+    let positive = if 0.0 > x { 0.0 } else { x };
+    let negative = if x < -x { x } else { -x };
     positive + ln_1p(exp(negative))
 }
 
@@ -166,7 +167,8 @@ mod tests {
         for i in -10_000..=10_000 {
             let x = i as f32 / 100.0;
             let wide = f64::from(x);
-            let (plus, one) = (wide.max(0.0) + (-wide.abs()).exp().ln_1p(), 1.0 / (1.0 + (-wide).exp()));
+            let plus = wide.max(0.0) + (-wide.abs()).exp().ln_1p();
+            let one = 1.0 / (1.0 + (-wide).exp());
             // Below -87, `exp` stops at its smallest value.
             assert!((f64::from(softplus(x)) - plus).abs() <= 4e-7 * plus + 2e-38, "softplus({x})");
             assert!((f64::from(sigmoid(x)) - one).abs() <= 4e-7 * one + 1e-38, "sigmoid({x})");

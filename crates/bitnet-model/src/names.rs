@@ -131,7 +131,10 @@ impl Part {
 
     /// `[out][in]` of a projection; `None` for anything else.
     fn projection(self, spec: &ModelSpec) -> Option<[usize; 2]> {
-        let (hidden, q, kv, delta) = (spec.hidden, spec.q_width(), spec.kv_width(), delta(spec));
+        let hidden = spec.hidden;
+        let q = spec.q_width();
+        let kv = spec.kv_width();
+        let delta = delta(spec);
         Some(match self {
             Part::Query | Part::OutputGate => [q, hidden],
             Part::Key | Part::Value => [kv, hidden],

@@ -168,7 +168,8 @@ fn calls(value: &Bound<'_, PyAny>) -> PyResult<Vec<ToolCall>> {
     let call = |call: &Bound<'_, PyDict>| {
         let function = need(call, "function")?.cast_into::<PyDict>()?;
         let id = need(call, "id")?.extract()?;
-        let (name, arguments) = (need(&function, "name")?.extract()?, json(&need(&function, "arguments")?)?);
+        let name = need(&function, "name")?.extract()?;
+        let arguments = json(&need(&function, "arguments")?)?;
         Ok(ToolCall { id, name, arguments })
     };
     let calls: Option<Vec<Bound<'_, PyDict>>> = value.extract()?;

@@ -23,7 +23,8 @@ where
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         let polled = py.detach(|| {
-            let (mut cx, until) = (Context::from_waker(&waker), Instant::now() + SIGNAL_INTERVAL);
+            let mut cx = Context::from_waker(&waker);
+            let until = Instant::now() + SIGNAL_INTERVAL;
             loop {
                 let polled = future.as_mut().poll(&mut cx);
                 let left = until.saturating_duration_since(Instant::now());

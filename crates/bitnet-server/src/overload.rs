@@ -399,10 +399,16 @@ mod tests {
     /// interactive; the others are normal and move up after half of the goal of 1 s. Returns the seconds to the first
     /// token of each accepted request, and the fraction of the places in use.
     fn crowd(seed: u64) -> (Vec<f64>, f64) {
-        let (start, mut random, mut state) = (Instant::now(), Random(seed), State::default());
+        let start = Instant::now();
+        let mut random = Random(seed);
+        let mut state = State::default();
         let (mut requests, mut queue, mut running) =
             (Vec::<Simulated>::new(), Vec::new(), Vec::<(usize, u64)>::new());
-        let (mut now, mut next, mut waits, mut used, mut steps) = (0.0, 0.0, Vec::new(), 0, 0);
+        let mut now = 0.0;
+        let mut next = 0.0;
+        let mut waits = Vec::new();
+        let mut used = 0;
+        let mut steps = 0;
         while now < 60.0 {
             let at = start + Duration::from_secs_f64(now);
             while next <= now {
@@ -485,7 +491,8 @@ mod tests {
     fn a_request_is_counted_until_it_is_dropped() {
         let overload = Arc::new(Overload::new(None));
         let waiting = || overload.state.lock().waiting;
-        let (a, b) = (overload.wait(Priority::Normal, None), overload.wait(Priority::Background, None));
+        let a = overload.wait(Priority::Normal, None);
+        let b = overload.wait(Priority::Background, None);
         assert_eq!(waiting(), [0, 1, 1]);
         drop(a);
         assert_eq!(waiting(), [0, 0, 1]);

@@ -56,7 +56,9 @@ fn q8_0(b: &[u8; 34], out: &mut [f32; 32]) {
 fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
     let d = f16_at(b, 208);
     for half in 0..2 {
-        let (low, high, scales) = (&b[64 * half..], &b[128 + 32 * half..], &b[192 + 8 * half..]);
+        let low = &b[64 * half..];
+        let high = &b[128 + 32 * half..];
+        let scales = &b[192 + 8 * half..];
         // Four quants share one byte of high bits. Each quarter has 32 quants, and each half of it its own scale.
         for quarter in 0..4 {
             for part in 0..2 {

@@ -223,7 +223,8 @@ impl TernaryTensor {
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "decode_row: output must be as long as a row");
         let whole = self.row_scale(row);
-        let (width, scales) = (self.group().unwrap_or(self.cols), self.group_scales(row));
+        let width = self.group().unwrap_or(self.cols);
+        let scales = self.group_scales(row);
         for (k, (out, value)) in out.iter_mut().zip(self.row_trits(row)).enumerate() {
             *out = whole.unwrap_or_else(|| scales[k / width].to_f32()) * f32::from(value);
         }
@@ -534,7 +535,8 @@ mod tests {
             prop_assert_eq!(back, values);
             let parts: Vec<TernaryTensor> = (0..3)
                 .map(|row| {
-                    let (codes, scales) = (whole.row_codes(row).to_vec(), whole.group_scales(row).to_vec());
+                    let codes = whole.row_codes(row).to_vec();
+                    let scales = whole.group_scales(row).to_vec();
                     TernaryTensor::from_groups(1, cols, whole.group().unwrap(), codes, scales).unwrap()
                 })
                 .collect();

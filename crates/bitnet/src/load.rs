@@ -238,7 +238,8 @@ fn on_cpu(
     if want.all_logits {
         cpu = cpu.for_all_logits();
     }
-    let (home, available) = (Home::Cpu(cpu.kv_type()), SystemMemory::now().available_bytes);
+    let home = Home::Cpu(cpu.kv_type());
+    let available = SystemMemory::now().available_bytes;
     on(cpu, home, (machine.memory, available), checkpoint, want, progress)
 }
 
@@ -269,7 +270,8 @@ fn on<B: Backend + 'static>(
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
     let start = Instant::now();
-    let (spec, weights) = (&checkpoint.spec, home.weights(checkpoint, !backend.shortlists())?);
+    let spec = &checkpoint.spec;
+    let weights = home.weights(checkpoint, !backend.shortlists())?;
     let plan = plan(memory, home, spec, weights.total, want)?;
     let model = Transformer::load(spec, &*checkpoint.tensors, backend, plan.limits, progress)?;
     Ok(Loaded { model: Box::new(model), weights, plan, time: start.elapsed(), refused: None })
@@ -298,7 +300,9 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Limits { max_tokens, kv_blocks, state_slots, .. } = self.limits;
-        let (block, context, longest) = (Batch::BLOCK_TOKENS, self.context, self.longest());
+        let block = Batch::BLOCK_TOKENS;
+        let context = self.context;
+        let longest = self.longest();
         f.write_str("memory: ")?;
         if let Some(bytes) = self.bytes {
             write!(f, "{:.0} MB for weights, ", bytes as f64 / 1e6)?;

@@ -172,7 +172,8 @@ impl Ledger {
     /// Compares the counters of a server with the records of all its clients.
     pub fn reconcile(&mut self, metrics: &Metrics) {
         let counted = |name: &str, label: &str| metrics.sum(name, label);
-        let (ended, rejected) = ("bitnet_requests_total", "bitnet_requests_rejected_total");
+        let ended = "bitnet_requests_total";
+        let rejected = "bitnet_requests_rejected_total";
         let known = self.known();
         let late = self.refused.get("deadline").copied().unwrap_or(0);
         let loose = self.left + self.resumed + self.gone + late;

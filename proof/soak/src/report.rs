@@ -100,10 +100,8 @@ impl Report {
         let p99 = self.first(0.99, None);
         let classes = [true, false].map(|interactive| self.first(0.99, Some(interactive)));
         let [before, after] = self.at_rest;
-        let (fds, threads) = (
-            before.zip(after).map(|(a, b)| b.descriptors <= a.descriptors + 1),
-            before.zip(after).map(|(a, b)| b.threads <= a.threads + 16),
-        );
+        let fds = before.zip(after).map(|(a, b)| b.descriptors <= a.descriptors + 1);
+        let threads = before.zip(after).map(|(a, b)| b.threads <= a.threads + 16);
         let resident = |at: Option<Usage>| at.map(|usage| usage.resident);
         let slope = self.slope();
         let [files, lines, kills] = self.batches;

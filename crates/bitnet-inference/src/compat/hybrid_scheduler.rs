@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn a_product_is_timed_on_both_backends() {
-        let (mut fast, mut slow) = (Cpu::new(Isa::best(), 1).unwrap(), Reference::default());
+        let mut fast = Cpu::new(Isa::best(), 1).unwrap();
+        let mut slow = Reference::default();
         let shapes = [[1, 256, 64], [9, 256, 300]];
         let measured = shapes.map(|shape| Crossing::measure(&mut fast, &mut slow, shape).unwrap());
         assert_eq!(measured.map(|c| c.work), [256 * 64, 9 * 256 * 300]);

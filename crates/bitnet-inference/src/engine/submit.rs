@@ -176,7 +176,8 @@ impl Submitter {
         let Queue { sequences, tokens } = size_of(requests);
         let background = requests.iter().any(|request| request.priority == Priority::Background);
         let part = if background { 2 } else { 1 };
-        let (limit, limit_tokens) = (self.bounds.sequences / part, self.bounds.tokens / part);
+        let limit = self.bounds.sequences / part;
+        let limit_tokens = self.bounds.tokens / part;
         // An empty queue accepts whatever can ever fit, also what is longer than the limit.
         if queue.sequences > 0 && queue.sequences.saturating_add(sequences) > limit {
             return Err(SubmitError::QueueFull { limit });

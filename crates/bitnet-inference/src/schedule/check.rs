@@ -7,7 +7,8 @@ use super::{Scheduler, seq};
 impl Scheduler {
     /// Checks the scheduler's rules, which hold between any two calls.
     pub fn check(&self) -> Result<(), String> {
-        let (mut uses, mut states) = (vec![0; self.pool.total()], vec![0; self.states.total()]);
+        let mut uses = vec![0; self.pool.total()];
+        let mut states = vec![0; self.states.total()];
         let live = self.slots.iter().flatten().count();
         if live != self.waiting.len() + self.running.len() || live + self.vacant.len() != self.slots.len() {
             return Err(format!(

@@ -251,7 +251,8 @@ mod tests {
         for i in 0..steps {
             let decodes = pace.batch_size().min(1 + waiting);
             let prefill = i % 3 * 32;
-            let (context, attended) = (decodes * (100 + i % 50), prefill * (i * 37 % 2000));
+            let context = decodes * (100 + i % 50);
+            let attended = prefill * (i * 37 % 2000);
             let load = StepLoad { decodes, context, prefill, attended, ..StepLoad::default() };
             pace.after_step(load, truth(load), waiting, 0);
             sizes.push(pace.batch_size());

@@ -312,9 +312,13 @@ mod tests {
 
     #[test]
     fn a_step_of_the_prepared_size_allocates_nothing() {
-        let (shape, hidden, n) = (DeltaShape { key_heads: 2, value_heads: 4, head_dim: 20, taps: 4 }, 70, 33);
+        let shape = DeltaShape { key_heads: 2, value_heads: 4, head_dim: 20, taps: 4 };
+        let hidden = 70;
+        let n = 33;
         let mut cpu = Cpu::new(Isa::best(), 2).unwrap();
-        let (conv, heads, norm) = (vec![0.5; shape.channels() * shape.taps], [-1.0; 4], [1.0; 20]);
+        let conv = vec![0.5; shape.channels() * shape.taps];
+        let heads = [-1.0; 4];
+        let norm = [1.0; 20];
         let weights = DeltaWeights { conv: &conv, a: &heads, dt_bias: &heads, norm: &norm, eps: 1e-6 };
         let layer = cpu.delta(shape, &weights).unwrap();
         let mut state = cpu.state(shape, 1).unwrap();

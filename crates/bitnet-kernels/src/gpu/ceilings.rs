@@ -34,7 +34,8 @@ pub struct Ceilings {
 impl<D: Driver> Gpu<D> {
     /// Measures the limits of this GPU, in some milliseconds and with up to four gigabytes of memory.
     pub fn ceilings(&mut self) -> Result<Ceilings, GpuError> {
-        let (int8, bf16) = (self.multiplications(&PEAK_W2A8)?, self.multiplications(&PEAK_BF16)?);
+        let int8 = self.multiplications(&PEAK_W2A8)?;
+        let bf16 = self.multiplications(&PEAK_BF16)?;
         Ok(Ceilings {
             copy: self.copies()?,
             int8: int8 * f64::from(2 * 16 * 8 * 32),

@@ -192,7 +192,8 @@ impl<D: Driver> Gpu<D> {
             }
             let drawn = self.fetch(&out, 8 * params.len())?;
             for (row, &bytes) in drawn.as_chunks().0.iter().enumerate() {
-                let (drawn, expected) = (Drawn::read(bytes), Drawn::Token(top(row) as u32));
+                let drawn = Drawn::read(bytes);
+                let expected = Drawn::Token(top(row) as u32);
                 if drawn != expected {
                     return Err(self.wrong(&[kernel], format!("row {row}: {drawn:?}, not {expected:?}")));
                 }

@@ -59,7 +59,8 @@ pub(super) fn write(
     let mut planned = plan(checkpoint, target)?;
     for (name, divisors) in divisors(spec) {
         let (shape, bytes) = (vec![divisors.len()], 4 * divisors.len());
-        let (kind, content) = (GgmlType::Dense(DType::F32), Content::Divisors(divisors));
+        let kind = GgmlType::Dense(DType::F32);
+        let content = Content::Divisors(divisors);
         planned.push(Planned { name: name.into(), shape, kind, bytes, content });
     }
     let metadata = metadata(checkpoint, architecture, target)?;

@@ -95,7 +95,8 @@ pub fn convert(
 
 /// The error for something that a target cannot hold.
 fn refuse(target: Target, what: &str, problem: impl ToString, cure: &'static str) -> ModelError {
-    let (what, problem) = (crate::error::one_line(what), crate::error::one_line(problem));
+    let what = crate::error::one_line(what);
+    let problem = crate::error::one_line(problem);
     ModelError::Convert { what, format: target.to_string(), problem, cure }
 }
 

@@ -106,7 +106,8 @@ impl TensorSource for FileSource {
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (entry, part) = self.find(name)?;
         let [rows, cols] = entry.shape[..] else { return Err(self.not_a(entry, "ternary matrix")) };
-        let (stored, stored_rows) = (entry.stored_name.as_str(), part.reorder.stored_rows(rows));
+        let stored = entry.stored_name.as_str();
+        let stored_rows = part.reorder.stored_rows(rows);
         let fail = |problem: String| ModelError::tensor(&self.file, stored, problem, part.encoding.cure());
         let damaged = |error| ModelError::data(&self.file, stored)(error);
         let bytes = &part.bytes;

@@ -154,8 +154,8 @@ impl Keys<'_> {
 
     /// Number of layers. The last blocks of some files predict further tokens and are not loaded.
     fn layers(&self) -> Result<usize, ModelError> {
-        let (blocks, extra) =
-            (self.c.need_size("block_count")?, self.c.size("nextn_predict_layers")?.unwrap_or(0));
+        let blocks = self.c.need_size("block_count")?;
+        let extra = self.c.size("nextn_predict_layers")?.unwrap_or(0);
         blocks.checked_sub(extra).ok_or_else(|| {
             let problem = format!("is {extra}, more than the {blocks} blocks of the file");
             self.c.bad("nextn_predict_layers", problem)
@@ -164,8 +164,8 @@ impl Keys<'_> {
 
     /// The gated-delta layers of a hybrid model, and where they stand.
     fn hybrid(&self, layers: usize) -> Result<Hybrid, ModelError> {
-        let (value_heads, head_dim) =
-            (self.c.need_size("ssm.time_step_rank")?, self.c.need_size("ssm.state_size")?);
+        let value_heads = self.c.need_size("ssm.time_step_rank")?;
+        let head_dim = self.c.need_size("ssm.state_size")?;
         let inner = self.c.need_size("ssm.inner_size")?;
         if value_heads.checked_mul(head_dim) != Some(inner) {
             let cure = format!("use a model where it is {value_heads} heads of {head_dim}");
@@ -182,7 +182,8 @@ impl Keys<'_> {
             Some(layer) => !self.is_ternary(&format!("blk.{layer}.ssm_alpha.weight"))?,
             None => false,
         };
-        let (key_heads, taps) = (self.c.need_size("ssm.group_count")?, self.c.need_size("ssm.conv_kernel")?);
+        let key_heads = self.c.need_size("ssm.group_count")?;
+        let taps = self.c.need_size("ssm.conv_kernel")?;
         let delta = DeltaShape { key_heads, value_heads, head_dim, taps };
         Ok(Hybrid { attends: attends.into(), delta, float_alpha_beta })
     }
@@ -229,7 +230,8 @@ impl Keys<'_> {
             Some(t) => Ok(t.shape[0]),
             None if self.gguf.tensor(names::EMBEDDING_PANELS).is_some() => self.c.need_size("vocab_size"),
             None => {
-                let (file, tensor) = (self.gguf.file.clone(), "token_embd.weight".into());
+                let file = self.gguf.file.clone();
+                let tensor = "token_embd.weight".into();
                 Err(ModelError::MissingTensor { file, tensor })
             }
         }

@@ -86,7 +86,9 @@ impl Reorder {
         match self {
             Reorder::None | Reorder::ValueColumns { .. } => row,
             Reorder::Interleaved { head_dim } => {
-                let (head, within, half) = (row / head_dim, row % head_dim, head_dim / 2);
+                let head = row / head_dim;
+                let within = row % head_dim;
+                let half = head_dim / 2;
                 head * head_dim + 2 * (within % half) + within / half
             }
             Reorder::QueryGate { head_dim, gates } => {

@@ -145,7 +145,8 @@ pub struct Logits {
 impl Logits {
     /// No rows yet, with room for `rows` rows of `vocab` logits.
     pub fn with_capacity(rows: usize, vocab: usize) -> Self {
-        let (values, drawn) = (Vec::with_capacity(rows * vocab), Vec::with_capacity(rows));
+        let values = Vec::with_capacity(rows * vocab);
+        let drawn = Vec::with_capacity(rows);
         Logits { vocab, values, drawn, hidden: Vec::new() }
     }
 

@@ -142,7 +142,8 @@ impl<B: Backend> Attention<B> {
         qkv: &mut B::Rows,
     ) -> Result<(), KernelError> {
         let Attention { heads, head_norms, kv, .. } = self;
-        let (tokens, norms) = (step.tokens(), head_norms.as_ref().map(|norms| norms.each_ref()));
+        let tokens = step.tokens();
+        let norms = head_norms.as_ref().map(|norms| norms.each_ref());
         if let ([stacked], true) = (&self.qkv.matrices[..], self.fused) {
             backend.norm_quantize(tokens, input, self.qkv.norms(), self.qkv.rotation(), quants)?;
             return backend.bit_linear_norm_rope_store(
@@ -185,7 +186,8 @@ impl<B: Backend> Delta<B> {
             None
         };
         let (conv, a) = (from.floats(Part::Convolution)?, from.floats(Part::Decay)?);
-        let (dt_bias, norm) = (from.floats(Part::TimeBias)?, from.floats(Part::DeltaNorm)?);
+        let dt_bias = from.floats(Part::TimeBias)?;
+        let norm = from.floats(Part::DeltaNorm)?;
         let weights = DeltaWeights { conv: &conv, a: &a, dt_bias: &dt_bias, norm: &norm, eps: spec.rms_eps };
         let weights = backend.delta(shape, &weights)?;
         let output = Projection::load(backend, from, None, [names::DELTA_OUTPUT], RowOrder::Plain)?;

@@ -17,7 +17,8 @@ pub(crate) fn unpack(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
     let (quarter, stride) = (rows.div_ceil(4), TernaryTensor::row_bytes(cols));
     let mut codes = vec![0; rows * stride];
     for (row, to) in codes.chunks_exact_mut(stride).enumerate() {
-        let (shift, from) = (2 * (row / quarter) as u32, &bytes[row % quarter * cols..][..cols]);
+        let shift = 2 * (row / quarter) as u32;
+        let from = &bytes[row % quarter * cols..][..cols];
         let (words, rest) = from.as_chunks::<4>();
         for (o, w) in to.iter_mut().zip(words) {
             *o = gather(u32::from_le_bytes(*w) >> shift);
@@ -34,7 +35,8 @@ pub(crate) fn pack(tensor: &TernaryTensor) -> Vec<u8> {
     let (quarter, cols) = (tensor.rows().div_ceil(4), tensor.cols());
     let mut bytes = vec![0; quarter * cols];
     for row in 0..tensor.rows() {
-        let (shift, to) = (2 * (row / quarter) as u32, &mut bytes[row % quarter * cols..][..cols]);
+        let shift = 2 * (row / quarter) as u32;
+        let to = &mut bytes[row % quarter * cols..][..cols];
         for (four, byte) in to.chunks_mut(4).zip(tensor.row_codes(row)) {
             for (o, code) in four.iter_mut().zip(scatter(*byte).to_le_bytes()) {
                 *o |= code << shift;

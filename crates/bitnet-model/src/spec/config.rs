@@ -96,7 +96,8 @@ impl Config {
         };
         let linear_norms = linear_norms(&c, family, embeds.then_some(rms_eps))?;
         refuse_unsupported(&c, family)?;
-        let (hidden, layers) = (c.need_size("hidden_size")?, c.need_size("num_hidden_layers")?);
+        let hidden = c.need_size("hidden_size")?;
+        let layers = c.need_size("num_hidden_layers")?;
         let shared = |field| c.shared_size(field, layers, |_| false);
         let need = |field, size: Option<usize>| size.ok_or_else(|| c.missing(field));
         let heads = need("num_attention_heads", shared("num_attention_heads")?)?;

@@ -151,7 +151,8 @@ impl Contract<'_> {
     /// The signs of every width.
     fn signs(&self) -> Result<BTreeMap<usize, Arc<[i8]>>, ModelError> {
         let mode = self.need("sign_mode", self.fields.text("sign_mode")?)?;
-        let (widths, values) = (self.integers("sign_widths")?, self.integers("sign_values")?);
+        let widths = self.integers("sign_widths")?;
+        let values = self.integers("sign_values")?;
         let (widths, values) = match mode {
             "explicit" => (self.need("sign_widths", widths)?, self.need("sign_values", values)?),
             "identity" if widths.is_none_or(|w| w.is_empty()) && values.is_none_or(|v| v.is_empty()) => {

@@ -141,7 +141,8 @@ mod tests {
             beta_slow: 1.0,
             attention_factor: 1.25,
         };
-        let (plain, stretched) = (frequencies(&spec(RopeScaling::None)), frequencies(&spec(yarn.clone())));
+        let plain = frequencies(&spec(RopeScaling::None));
+        let stretched = frequencies(&spec(yarn.clone()));
         assert_eq!(plain[0], stretched[0]);
         // Dimension 64 ln(64 / tau) / (2 ln 1e6), 5.4 rounded up, turns once in 64 tokens.
         for i in 6..32 {
@@ -164,7 +165,8 @@ mod tests {
     fn long_rope_divides_each_frequency_by_its_own_factor() {
         let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32).collect();
         let long = RopeScaling::LongRope { factors: factors.clone().into(), attention_factor: 1.0 };
-        let (plain, long) = (frequencies(&spec(RopeScaling::None)), frequencies(&spec(long)));
+        let plain = frequencies(&spec(RopeScaling::None));
+        let long = frequencies(&spec(long));
         for i in 0..32 {
             assert!((plain[i] / long[i] / factors[i] - 1.0).abs() < 1e-6, "{i}");
         }

@@ -289,7 +289,8 @@ impl Tokenizer {
     /// vocabulary.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         let id = id as usize;
-        let (start, end) = (*self.inner.starts.get(id)?, *self.inner.starts.get(id + 1)?);
+        let start = *self.inner.starts.get(id)?;
+        let end = *self.inner.starts.get(id + 1)?;
         Some(&self.inner.bytes[start as usize..end as usize])
     }
 

@@ -66,7 +66,9 @@ pub(crate) struct Echo {
 
 impl Echo {
     fn new(ids: &[u32], scored: Vec<TokenLogprobs>, logprobs: bool, stream: Option<DecodeStream>) -> Self {
-        let (mut text, mut stream, mut offsets) = (String::new(), stream, Vec::with_capacity(ids.len()));
+        let mut text = String::new();
+        let mut stream = stream;
+        let mut offsets = Vec::with_capacity(ids.len());
         let mut characters = 0;
         for &id in ids {
             offsets.push(characters);
@@ -390,9 +392,12 @@ impl Record {
         if self.reason.is_none() {
             self.reason = Some(reason);
             self.metrics.ended(self.priority, reason);
-            let (prompt, tokens, first_ms) = (self.prompt_tokens, self.tokens, self.first_ms);
+            let prompt = self.prompt_tokens;
+            let tokens = self.tokens;
+            let first_ms = self.first_ms;
             let Caller { id, address, .. } = &self.caller;
-            let (address, ms) = (address.map(tracing::field::display), self.caller.millis());
+            let address = address.map(tracing::field::display);
+            let ms = self.caller.millis();
             tracing::info!(
                 target: "bitnet::generation",
                 id = &**id, address, reason, prompt, tokens, first_ms, ms

@@ -173,7 +173,9 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(parking_lot::Mutex::new(released));
         let hold = |deadline: &str| {
-            let (app, request, released) = (Arc::clone(&app), request(deadline), Arc::clone(&released));
+            let app = Arc::clone(&app);
+            let request = request(deadline);
+            let released = Arc::clone(&released);
             tokio::spawn(async move {
                 let work = move |_: &Service, _: &HeaderMap, _: &[u8], _: &Reading| {
                     released.lock().recv_timeout(SOON).map_err(ApiError::fault)

@@ -39,7 +39,9 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
 /// `GET /health`: as `/ready`, with the state of the engine.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     let Some(service) = app.loaded() else { return ready(State(app)).await };
-    let (open, status, queue) = (service.engine.is_open(), service.engine.status(), service.engine.queue());
+    let open = service.engine.is_open();
+    let status = service.engine.status();
+    let queue = service.engine.queue();
     let lost = service.engine.lost();
     let report = json!({
         "status": if lost.is_some() { "device_lost" } else if open { "ready" } else { "stopped" },

@@ -38,7 +38,8 @@ pub(super) fn rules(schema: &Value, prefix: &str) -> Option<Result<Rules, String
         }
     }
     let separator = |key: &str, usual: &str| guidance[key].as_str().unwrap_or(usual).to_owned();
-    let (comma, colon) = (separator("item_separator", ","), separator("key_separator", ":"));
+    let comma = separator("item_separator", ",");
+    let colon = separator("key_separator", ":");
     let mut exact = Exact {
         definitions,
         guidance,
@@ -293,8 +294,8 @@ impl Exact<'_> {
             let value = self.expression(schema)?;
             let key = json!(format!("{}{}", json!(name), self.colon));
             let field = self.rule(&format!("{key} {value}"));
-            let (start, next) =
-                (format!("{field} {later}"), format!("{} {field} {later}", json!(self.comma)));
+            let start = format!("{field} {later}");
+            let next = format!("{} {field} {later}", json!(self.comma));
             (first, later) = if *needed {
                 (self.rule(&start), self.rule(&next))
             } else {
@@ -306,7 +307,8 @@ impl Exact<'_> {
 
     fn array(&mut self, map: &Map<String, Value>) -> Result<String, String> {
         let count = |keyword: &str| map.get(keyword).and_then(Value::as_u64);
-        let (least, most) = (count("minItems").unwrap_or(0), count("maxItems").unwrap_or(u64::MAX));
+        let least = count("minItems").unwrap_or(0);
+        let most = count("maxItems").unwrap_or(u64::MAX);
         let listed = map.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let listed = &listed[..listed.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
         let comma = json!(self.comma);
@@ -316,7 +318,8 @@ impl Exact<'_> {
         if items != json!(false) && most > before {
             let item = self.expression(&items)?;
             let item = self.rule(&item);
-            let (low, high) = (least.saturating_sub(before), most.saturating_sub(before));
+            let low = least.saturating_sub(before);
+            let high = most.saturating_sub(before);
             // The first item of all has no comma before it.
             let (one, low, high) = match before {
                 0 => (format!("{item} "), low.saturating_sub(1), high.saturating_sub(1)),

@@ -184,7 +184,9 @@ pub fn print(r: &Report) -> Result<(), CliError> {
     }
     for p in &r.prefill {
         let of_peak = r.integer_peak_tops.map(|peak| 2e-12 * p.speed.tok_s * r.trits as f64 / peak);
-        let (tokens, speed, of_peak) = (p.tokens, p.speed.text(), percent(of_peak, "integer peak"));
+        let tokens = p.tokens;
+        let speed = p.speed.text();
+        let of_peak = percent(of_peak, "integer peak");
         lines.push(format!(
             "prefill {tokens:5} tokens   {speed}{of_peak}  first token {:.2} ms",
             p.first_token_ms

@@ -97,7 +97,8 @@ impl<'a> Sequences<'a> {
         tokens: usize,
     ) -> Result<(Duration, Vec<Vec<u32>>), CliError> {
         let tables: Vec<Vec<u32>> = (0..begun.lens.len()).map(|seat| self.table(seat)).collect();
-        let (mut next, mut out) = (begun.next.clone(), vec![Vec::with_capacity(tokens); tables.len()]);
+        let mut next = begun.next.clone();
+        let mut out = vec![Vec::with_capacity(tokens); tables.len()];
         let start = Instant::now();
         for step in 0..tokens {
             self.batch.clear();
@@ -142,7 +143,8 @@ impl<'a> Sequences<'a> {
                 return Err(CliError::usage("one token leaves nothing to draft", "-n", "give at least 2"));
             };
             let decoded = last.drawn - 1;
-            let (speed, plain) = (Speed::of(decoded, with_drafts), Speed::of(decoded, plain));
+            let speed = Speed::of(decoded, with_drafts);
+            let plain = Speed::of(decoded, plain);
             let Generated { drafted, accepted, .. } = last;
             rows.push(Speculation { text, drafts, speed, plain, drafted, accepted });
         }

@@ -46,7 +46,8 @@ impl World {
         let recurrent = self.scheduler.config.state_slots > 0;
         let mut oracle = if recurrent { Oracle::recurrent() } else { Oracle::default() };
         let (mut row, mut sampler) = (vec![0.0; VOCAB], Sampler::new(VOCAB));
-        let (mut matcher, mut out) = (StopMatcher::new(&config.stop_strings), Vec::new());
+        let mut matcher = StopMatcher::new(&config.stop_strings);
+        let mut out = Vec::new();
         let mut tokens = request.prompt.clone();
         tokens.iter().for_each(|&t| oracle.push(t));
         let mut ends = config.stop_tokens.clone();

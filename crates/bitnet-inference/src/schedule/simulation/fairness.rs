@@ -99,7 +99,8 @@ impl World {
             *times += ahead;
             let available = self.scheduler.pool.available();
             let shares = self.scheduler.prompt_leader(s.slot).is_some();
-            let (aged, fits) = (waits.aged, self.scheduler.fits(waits, shares, available));
+            let aged = waits.aged;
+            let fits = self.scheduler.fits(waits, shares, available);
             if ahead > 0 && (aged || fits || *times > MAX_BYPASS) {
                 return Err(format!("{:?} was overtaken {times} times; aged: {aged}, fits: {fits}", s.id));
             }
@@ -171,7 +172,8 @@ impl World {
         self.drafted_beside_admission |= drafts > 0 && plan.runs.iter().any(began);
         let first = waiting.iter().copied().find(|&slot| self.scheduler.eligible(slot));
         let Some(slot) = first.filter(|&slot| self.could_go(slot, stood)) else { return Ok(()) };
-        let (s, shared) = (seq(slots, slot), self.scheduler.prompt_leader(slot).is_some());
+        let s = seq(slots, slot);
+        let shared = self.scheduler.prompt_leader(slot).is_some();
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let capacity = plan.tokens() - drafts < config.max_tokens && rows - drafts < config.max_rows;
         // Other prompts may use up the prompt tokens that the goal between tokens allows.

@@ -256,7 +256,8 @@ impl World {
         }
         match self.rng.below(12) {
             0..=2 if self.requests.len() < 30 && self.draining.is_none() => {
-                let (id, request) = (self.requests.len() as u64, Arc::new(self.random_request()));
+                let id = self.requests.len() as u64;
+                let request = Arc::new(self.random_request());
                 let seed = mix(self.rng.0, 5);
                 self.requests.insert(id, (Arc::clone(&request), seed));
                 self.scheduler.submit(self.now, id, request, seed);
@@ -390,7 +391,8 @@ impl World {
             world.act()?;
         }
         world.settle()?;
-        let (counts, recurrent) = (world.scheduler.counts(), world.scheduler.config.state_slots > 0);
+        let counts = world.scheduler.counts();
+        let recurrent = world.scheduler.config.state_slots > 0;
         let ended = |matches: fn(&Result<End, RequestError>) -> bool| {
             world.received.values().filter_map(|t| t.end.as_ref()).filter(|e| matches(e)).count()
         };
@@ -445,8 +447,8 @@ fn quietly<T>(run: impl FnOnce() -> T) -> T {
 
 #[test]
 fn random_schedules_give_every_request_what_it_gets_alone() {
-    let (seeds, first) =
-        (number("BITNET_SIM_SEEDS").unwrap_or(2000), number("BITNET_SIM_FIRST").unwrap_or(0));
+    let seeds = number("BITNET_SIM_SEEDS").unwrap_or(2000);
+    let first = number("BITNET_SIM_FIRST").unwrap_or(0);
     let mut all = Coverage::new();
     for seed in first..first + seeds {
         let covered = quietly(|| catch_unwind(|| World::run(seed, None)))

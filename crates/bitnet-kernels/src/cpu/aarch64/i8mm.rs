@@ -54,7 +54,8 @@ v128_lanes!(I8mm {
                     let planes = vld1q_u8(codes.add(64 * r + 16 * i));
                     for half in 0..2 {
                         let [first, second] = two_planes(planes, half);
-                        let (upper, lower) = (zip_upper(first, second), zip_lower(first, second));
+                        let upper = zip_upper(first, second);
+                        let lower = zip_lower(first, second);
                         for t in (1..T).step_by(2) {
                             let tokens = x.add((t - 1) * x_stride + 8 * half);
                             let tokens = vcombine_s8(vld1_s8(tokens), vld1_s8(tokens.add(x_stride)));

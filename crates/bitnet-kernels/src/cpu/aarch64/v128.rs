@@ -59,7 +59,8 @@ macro_rules! v128_lanes {
                 };
                 fn load_i8(p: *const i8) -> Self::F = {
                     let bytes = vld1q_s8(p);
-                    let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+                    let low = vmovl_s8(vget_low_s8(bytes));
+                    let high = vmovl_high_s8(bytes);
                     let words = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
                     words.map(|x| vcvtq_f32_s32(vmovl_s16(x)))
                 };

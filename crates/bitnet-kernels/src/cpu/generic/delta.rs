@@ -343,7 +343,8 @@ unsafe fn update_column<L: Lanes, const P: usize>(
     i: usize,
     partials: &mut Partials<L::F, P>,
 ) {
-    let (key_k, query_k) = (L::splat(*key.as_ptr().add(k)), L::splat(*query.as_ptr().add(k)));
+    let key_k = L::splat(*key.as_ptr().add(k));
+    let query_k = L::splat(*query.as_ptr().add(k));
     for p in 0..P {
         let s = state.add(16 * (p * key.len() + k));
         let new = L::fma(change[p], key_k, L::mul(decay, L::load(s)));

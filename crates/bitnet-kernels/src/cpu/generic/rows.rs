@@ -324,14 +324,17 @@ pub(crate) unsafe fn normalize_head<L: Lanes>(head: &mut [f32], norm: &Norm<Gain
 
 #[inline(always)]
 unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &NormRopeStore<'_>, scratch: &mut [f32]) {
-    let (dim, wide, kv_heads) = (a.shape.head_dim, a.shape.value_stride(), a.shape.kv_heads);
+    let dim = a.shape.head_dim;
+    let wide = a.shape.value_stride();
+    let kv_heads = a.shape.kv_heads;
     let (key_panel, value_panel) = (S::KV.panel(dim), S::KV.panel(wide));
     for run in a.runs {
         for (i, t) in run.tokens.clone().enumerate() {
             let position = run.start + i;
             let row = a.qkv.slice(t * a.stride, (a.heads + 2 * kv_heads) * dim);
             let table = position * (a.width / 2);
-            let (cos, sin) = (&a.cos[table..][..a.width / 2], &a.sin[table..][..a.width / 2]);
+            let cos = &a.cos[table..][..a.width / 2];
+            let sin = &a.sin[table..][..a.width / 2];
             for (h, head) in row.chunks_exact_mut(dim).take(a.heads + kv_heads).enumerate() {
                 if let Some([queries, keys]) = a.norms {
                     normalize_head::<L>(head, if h < a.heads { queries } else { keys }, scratch);

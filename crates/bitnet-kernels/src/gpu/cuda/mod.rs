@@ -314,7 +314,8 @@ impl Cuda {
         // Modules are unloaded when the GPU is closed, also those whose function cannot be used.
         self.modules.push(module);
         let name = CString::new(kernel.name).unwrap_or_default();
-        let (module, overlaps) = (self.modules.len() - 1, self.info.overlaps(kernel.text));
+        let module = self.modules.len() - 1;
+        let overlaps = self.info.overlaps(kernel.text);
         let mut function = Function { handle: ptr::null_mut(), kernel, module, overlaps };
         // SAFETY: the module was just loaded; the name ends with a zero byte.
         let found = unsafe { (l.cuModuleGetFunction)(&mut function.handle, handle, name.as_ptr()) };

@@ -142,7 +142,8 @@ impl<D: Driver> Gpu<D> {
         if let RowOrder::Rope { head_dim } = order {
             assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows must be whole heads");
         }
-        let (row_tiles, k_tiles) = (rows.next_multiple_of(ROW_PADDING) / TILE_ROWS, cols.div_ceil(K_TILE));
+        let row_tiles = rows.next_multiple_of(ROW_PADDING) / TILE_ROWS;
+        let k_tiles = cols.div_ceil(K_TILE);
         let buffer = self.alloc(row_tiles * k_tiles * bytes, "ternary weights")?;
         let mut packed = Vec::with_capacity(k_tiles * bytes);
         for tile in 0..row_tiles {

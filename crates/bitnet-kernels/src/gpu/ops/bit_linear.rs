@@ -210,7 +210,9 @@ impl Sink<'_> {
             Sink::Rotated { ref kv, rope, positions, slots, .. } => {
                 let (cos, sin) = (rope.cos.address(), rope.sin.address());
                 let addresses = [cos, sin, positions, slots, kv.keys.address(), kv.values.address()];
-                let (kv_heads, head_dim, kv_stride) = (kv.shape.kv_heads, kv.shape.head_dim, kv.stride);
+                let kv_heads = kv.shape.kv_heads;
+                let head_dim = kv.shape.head_dim;
+                let kv_stride = kv.stride;
                 Target { mode: Epilogue::Rope, addresses, kv_heads, head_dim, kv_stride, ..pairs }
             }
         }

@@ -46,7 +46,8 @@ pub(super) fn call(subject: &Value, name: &str, args: &Args, meter: &Meter) -> R
                         let at = super::args::integer_or(value, default as i64)?;
                         Ok(if at < 0 { (at + items.len() as i64).max(0) } else { at } as usize)
                     };
-                    let (start, end) = (bound(&start, 0)?, bound(&end, items.len())?.min(items.len()));
+                    let start = bound(&start, 0)?;
+                    let end = bound(&end, items.len())?.min(items.len());
                     let found = (start..end).find(|&at| equal(&items[at], &wanted));
                     found
                         .map(Value::from)

@@ -151,8 +151,8 @@ fn one(out: &mut Text<'_>, letter: char, spec: &Spec, value: &Value) -> Result<(
                 (Some(Number::Float(number)), 'd' | 'i' | 'u') => BigInt::from_f64(number.trunc())
                     .ok_or_else(|| Error::value("cannot convert float to integer"))?,
                 _ => {
-                    let (what, class) =
-                        (if letter == 'd' { "a real number" } else { "an integer" }, value.class());
+                    let what = if letter == 'd' { "a real number" } else { "an integer" };
+                    let class = value.class();
                     return Err(Error::of_type(format!("%{letter} format: {what} is required, not {class}")));
                 }
             };

@@ -196,8 +196,8 @@ pub(super) fn apply(name: &str, value: &Value, args: &Args, meter: &Meter) -> Re
         "batch" => {
             let [count, fill] = args.bind("do_batch", ["linecount", "fill_with"], 1)?;
             let count = integer(&count.unwrap_or(Value::None))?;
-            let (count, fill) =
-                (usize::try_from(count).unwrap_or(0), fill.filter(|v| !matches!(v, Value::None)));
+            let count = usize::try_from(count).unwrap_or(0);
+            let fill = fill.filter(|v| !matches!(v, Value::None));
             batch(value.iterate(meter)?, count, fill, meter)
         }
         "slice" => slice(value, args, meter),

@@ -86,7 +86,8 @@ fn signature(about: &About, thought: &str) -> String {
 fn block(about: &About, turn: &Turn, index: usize, shows: bool) -> Option<String> {
     match &turn.items[index] {
         Item::Thought(thought) => {
-            let (shown, signature) = (if shows { thought } else { "" }, signature(about, thought));
+            let shown = if shows { thought } else { "" };
+            let signature = signature(about, thought);
             Some(json!({"type": "thinking", "thinking": shown, "signature": signature}).to_string())
         }
         Item::Text(text) => Some(json!({"type": "text", "text": text}).to_string()),

@@ -265,7 +265,8 @@ mod tests {
     use super::*;
 
     fn read_turns(messages: Value) -> Result<Vec<Message>, ApiError> {
-        let (body, mut messages) = (json!({"messages": messages}).to_string(), Vec::new());
+        let body = json!({"messages": messages}).to_string();
+        let mut messages = Vec::new();
         turns(&mut Fields::parse(body.as_bytes()).unwrap(), &mut messages).map(|()| messages)
     }
 

@@ -155,7 +155,8 @@ impl<const CHAT: bool> Dialect for OpenAi<CHAT> {
     const OF_EVENTS: bool = true;
 
     fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Parsed, Self), ApiError> {
-        let (stream, names) = (fields.take("stream")?.unwrap_or(false), names(CHAT, fields));
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let names = names(CHAT, fields);
         let parsed =
             if CHAT { chat::read(fields, encoder)? } else { completions::read(fields, encoder, stream)? };
         let parsed = Parsed { stream, names, ..read_common(fields, encoder, parsed)? };

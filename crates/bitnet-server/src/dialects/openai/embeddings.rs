@@ -151,7 +151,8 @@ impl Texts {
     async fn compute(self, service: &Service) -> Result<Vec<Embedding>, ApiError> {
         let Texts { mut requests, dimensions, has_deadline, field } = self;
         let (first, overload) = (&requests[0], &service.overload);
-        let (priority, deadline) = (first.priority, first.timeout.filter(|_| has_deadline));
+        let priority = first.priority;
+        let deadline = first.timeout.filter(|_| has_deadline);
         let expected = overload.check(&service.engine, priority, deadline)?;
         let waiting = overload.wait(priority, expected);
         let rest = requests.split_off(requests.len().min(AT_ONCE));
@@ -175,7 +176,8 @@ impl Texts {
         service: &Service,
     ) -> impl Future<Output = Result<Vec<Embedding>, ApiError>> + use<> {
         let lengths: Vec<usize> = self.requests.iter().map(|request| request.prompt.len()).collect();
-        let (handles, dimensions) = (service.engine.submit_all_async(self.requests), self.dimensions);
+        let handles = service.engine.submit_all_async(self.requests);
+        let dimensions = self.dimensions;
         async move { finished(handles.await.map_err(ApiError::from)?, lengths, dimensions).await }
     }
 }

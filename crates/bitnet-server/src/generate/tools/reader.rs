@@ -165,8 +165,8 @@ impl Reader {
         let openings = self.calls.iter().flat_map(Calls::openings);
         let found = openings.filter_map(|open| Some((self.held.find(open)?, open))).min_by_key(|(at, _)| *at);
         if let Some((at, open)) = found {
-            let (end, taken) =
-                (self.held[..at].trim_end().len(), if open == FUNCTION { 0 } else { open.len() });
+            let end = self.held[..at].trim_end().len();
+            let taken = if open == FUNCTION { 0 } else { open.len() };
             self.release(end, parts);
             let before = self.held.drain(..at - end + taken).collect();
             self.state = State::Head(before);
@@ -256,7 +256,8 @@ impl Reader {
     fn tail(&mut self) -> bool {
         let Some(calls) = &self.calls else { return true };
         let array = matches!(calls.form.syntax, CallSyntax::Array { .. });
-        let (brace, close) = (if calls.is_xml() { "" } else { "}" }, calls.form.close.trim());
+        let brace = if calls.is_xml() { "" } else { "}" };
+        let close = calls.form.close.trim();
         let mut rest = self.held.as_str();
         for part in [brace, if array { "," } else { "" }, if array { "]" } else { "" }, close] {
             if part.is_empty() {

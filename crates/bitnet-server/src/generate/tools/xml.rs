@@ -71,7 +71,8 @@ impl Builder<'_> {
             }
             // A parameter that allows nothing is never written.
             if *schema != Value::Bool(false) || required.contains(&key.as_str()) {
-                let (name, value) = (format!("{}p{i}", self.prefix), self.value(schema)?);
+                let name = format!("{}p{i}", self.prefix);
+                let value = self.value(schema)?;
                 self.rules += &format!("{name}: {} ({value})\n", json!(format!("<parameter={key}>")));
                 parameters.push((name, required.contains(&key.as_str())));
             }
@@ -110,7 +111,8 @@ impl Builder<'_> {
         let value = self.value(schema)?;
         let known = properties.keys().map(|key| format!("& ~{} ", json!(format!("<parameter={key}>"))));
         let known: String = known.collect();
-        let (rule, key) = (format!("{}o", self.prefix), format!("{}O", self.prefix.to_uppercase()));
+        let rule = format!("{}o", self.prefix);
+        let key = format!("{}O", self.prefix.to_uppercase());
         self.rules += &format!("{key}: /<parameter=[^>\\n]{{1,64}}>/ {known}\n{rule}: {key} ({value})\n");
         Ok(format!("{rule}*"))
     }
@@ -249,13 +251,15 @@ fn spaced(value: &Value) -> String {
 
 /// The regular expression of texts in which a schema's pattern occurs.
 fn regex(pattern: &str) -> Result<String, String> {
-    let (begins, ends) = (pattern.starts_with('^'), pattern.ends_with('$') && !pattern.ends_with("\\$"));
+    let begins = pattern.starts_with('^');
+    let ends = pattern.ends_with('$') && !pattern.ends_with("\\$");
     let inner = pattern.strip_prefix('^').unwrap_or(pattern);
     let inner = if ends { &inner[..inner.len() - 1] } else { inner };
     if (begins || ends) && alternates(inner) {
         return Err(format!("the pattern {pattern:?}, whose alternatives have ends of their own"));
     }
-    let (mut lark, mut escaped) = (String::from(if begins { "/(" } else { "/(.|\\n)*(" }), false);
+    let mut lark = String::from(if begins { "/(" } else { "/(.|\\n)*(" });
+    let mut escaped = false;
     for c in inner.chars() {
         if c == '/' && !escaped {
             lark.push('\\');

@@ -62,7 +62,8 @@ impl Normaliser<'_> {
             Some(None) => Err(place.problem(keyword, "it must be a whole number that is not negative")),
             count => Ok(count.flatten()),
         };
-        let (least, most) = (number("minContains")?.unwrap_or(1), number("maxContains")?);
+        let least = number("minContains")?.unwrap_or(1);
+        let most = number("maxContains")?;
         let item = self.schema(value, &place.inside("contains"))?;
         if item == json!(true) || item == json!({}) {
             let mut bounds = json!({"minItems": least});

@@ -11,7 +11,8 @@ impl Normaliser<'_> {
             return Ok(false);
         }
         self.spend(1)?;
-        let (ones, others) = (self.conjuncts(one, depth)?, self.conjuncts(other, depth)?);
+        let ones = self.conjuncts(one, depth)?;
+        let others = self.conjuncts(other, depth)?;
         for one in &ones {
             for other in &others {
                 if self.plainly_disjoint(one, other, depth)? {

@@ -30,7 +30,8 @@ impl Normaliser<'_> {
             Some(count) => json!({"type": kind, keyword: count}),
             None => json!(false),
         };
-        let (fewer, more) = (value.as_u64().and_then(|n| n.checked_sub(1)), value.as_u64().map(|n| n + 1));
+        let fewer = value.as_u64().and_then(|n| n.checked_sub(1));
+        let more = value.as_u64().map(|n| n + 1);
         Ok(match keyword {
             "type" => self.other_types(value),
             "const" => self.other_values(std::slice::from_ref(value)),

@@ -108,7 +108,9 @@ impl<B: Inspect> Kernels<'_, B> {
     fn norm_rope_store(&mut self, n: usize) -> Result<(), CliError> {
         let spec = self.spec;
         let ModelSpec { heads, kv_heads, head_dim, .. } = *spec;
-        let (q, kv_width, rotary) = (spec.q_width(), spec.kv_width(), spec.rotary_width());
+        let q = spec.q_width();
+        let kv_width = spec.kv_width();
+        let rotary = spec.rotary_width();
         let mut qkv = self.filled(n, q + 2 * kv_width, RowsKind::Intermediate)?;
         let norms = if spec.head_norms { Some([self.norm(head_dim)?, self.norm(head_dim)?]) } else { None };
         let norms = norms.as_ref().map(|[q, k]| [q, k]);
@@ -150,8 +152,10 @@ impl<B: Inspect> Kernels<'_, B> {
         let rows = self.spec.delta().map_or(0, |delta| 2 * delta.value_heads);
         let refused = |e| CliError::refused(e, "decays and rates", "report this");
         let weights = BitNetTensor::from_f32([rows, hidden], &values(rows * hidden)).map_err(refused)?;
-        let (x, table) = (self.filled(n, hidden, RowsKind::Residual)?, self.backend.table(&weights)?);
-        let (norm, mut out) = (self.norm(hidden)?, self.backend.rows(n, rows, RowsKind::Intermediate)?);
+        let x = self.filled(n, hidden, RowsKind::Residual)?;
+        let table = self.backend.table(&weights)?;
+        let norm = self.norm(hidden)?;
+        let mut out = self.backend.rows(n, rows, RowsKind::Intermediate)?;
         let work = Work {
             operation: "decays and rates",
             shape: format!("{rows}x{hidden}"),

@@ -339,7 +339,9 @@ impl Items {
 
 impl Range {
     pub fn len(&self) -> usize {
-        let (start, stop, step) = (i128::from(self.start), i128::from(self.stop), i128::from(self.step));
+        let start = i128::from(self.start);
+        let stop = i128::from(self.stop);
+        let step = i128::from(self.step);
         let span = if step > 0 { stop - start } else { start - stop };
         if span <= 0 { 0 } else { ((span - 1) / step.abs() + 1) as usize }
     }
