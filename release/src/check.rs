@@ -6,21 +6,10 @@ use anyhow::{Context, Result, bail, ensure};
 use bitnet_workspace::{cargo, git, on_path, output, root, run};
 use clap::Args;
 
-use crate::{VERSION, notes};
+use crate::{VERSION, notes, publish::LIBRARIES};
 
 /// Packages that speak to a network; the crate `bitnet` must build without them.
 const NETWORK: [&str; 5] = ["bitnet-hub", "hf-hub", "rustls", "tokio", "ureq"];
-/// The packages of the product that are libraries.
-const LIBRARIES: [&str; 8] = [
-    "bitnet",
-    "bitnet-tensor",
-    "bitnet-kernels",
-    "bitnet-model",
-    "bitnet-inference",
-    "bitnet-client",
-    "bitnet-hub",
-    "bitnet-server",
-];
 
 /// Check that the tag fits version and changelog, that every feature compiles alone, and that the public API changed
 /// only as the version says; needs cargo-hack and cargo-semver-checks

@@ -24,6 +24,9 @@ const PACKAGES: [&str; 10] = [
     "bitnet-py",
 ];
 
+/// The packages of the product that are libraries.
+pub(crate) const LIBRARIES: &[&str] = PACKAGES.split_at(8).0;
+
 /// Copy the tree, rename its packages to bitnet-engine and bitnet-engine-*, and publish them from the copy, in order
 #[derive(Debug, Args)]
 pub struct Publish {

@@ -1,3 +1,5 @@
+//! A schema or grammar as a constraint on tokens, followed token by token.
+
 use std::{collections::HashMap, fmt, sync::Arc};
 
 use bitnet_inference::{Constraint, ConstraintError, TokenSet};

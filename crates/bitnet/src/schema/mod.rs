@@ -8,6 +8,7 @@ mod number;
 mod strings;
 mod thought;
 mod vocabulary;
+mod words;
 
 use std::{
     fmt,
@@ -24,6 +25,7 @@ use self::{exact::Rules, number::Digits, thought::Preface};
 use crate::Error;
 #[doc(hidden)]
 pub use strings::StringTracker;
+pub use words::{type_of, unescaped};
 
 /// Compiles schemas for a vocabulary.
 pub struct Schemas {

@@ -1,3 +1,5 @@
+//! A limit on the digits of generated numbers, so that a model that repeats itself comes to an end.
+
 use bitnet_model::Tokenizer;
 
 use super::strings::StringTracker;

@@ -1,5 +1,6 @@
 //! The values of parameters that are written without quotes, and their types by a tool's schema.
 
+use bitnet::schema::{type_of, unescaped};
 use serde_json::{Value, json, value::RawValue};
 
 /// Most `$ref`s from one schema to the next.
@@ -33,31 +34,12 @@ pub(super) fn parameter<'s>(arguments: &'s Value, key: &str) -> Option<&'s Value
 pub(super) fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     for _ in 0..MAX_REFERENCES {
         let reference = schema.get("$ref").and_then(Value::as_str);
-        match reference.and_then(|reference| root.pointer(&percent_decoded(reference.strip_prefix('#')?))) {
+        match reference.and_then(|reference| root.pointer(&unescaped(reference.strip_prefix('#')?)?)) {
             Some(target) => schema = target,
             None => break,
         }
     }
     schema
-}
-
-/// A fragment of an address as the text that it stands for.
-fn percent_decoded(fragment: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::new(), fragment.as_bytes());
-    while let Some((&byte, after)) = rest.split_first() {
-        let code = (byte == b'%').then(|| str::from_utf8(after.get(..2)?).ok()).flatten();
-        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
-            Some(code) => {
-                bytes.push(code);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 impl Kinds {
@@ -122,18 +104,6 @@ fn collect(root: &Value, schema: &Value, kinds: &mut Vec<Kind>, nullable: &mut b
                 kinds.push(Kind::Json);
             }
         }
-    }
-}
-
-/// The name of a value's type in a schema.
-pub(super) fn type_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
     }
 }
 

@@ -1,12 +1,9 @@
 //! The grammar of calls that are written as tags with a parameter each, and its values without quotes.
 
-use bitnet::model::Literals;
+use bitnet::{model::Literals, schema::type_of};
 use serde_json::{Map, Value, json};
 
-use super::{
-    Tool,
-    values::{resolved, type_of},
-};
+use super::{Tool, values::resolved};
 
 /// The tag after a value; the line end before it does not belong to the value.
 pub(super) const END: &str = "\n</parameter>";

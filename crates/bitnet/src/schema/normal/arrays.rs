@@ -1,3 +1,5 @@
+//! Keywords of arrays: items, tuples, counts, `contains` and `uniqueItems`.
+
 use serde_json::{Value, json};
 
 use super::{Draft, Normaliser, Place, any_of, both, disjoint::values, numbers};

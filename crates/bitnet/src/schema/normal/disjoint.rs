@@ -1,8 +1,11 @@
+//! Whether two schemas have no value in common, so that a choice of one is a choice of any.
+
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use super::{MAX_DEPTH, Normaliser, size};
+use crate::schema::type_of;
 
 impl Normaliser<'_> {
     /// Whether no value can follow both of these rewritten schemas; `false` if that is not plain to see.
@@ -84,19 +87,8 @@ fn kinds(schema: &Value) -> BTreeSet<&str> {
     };
     let named = named.into_iter().map(|kind| if kind == "integer" { "number" } else { kind }).collect();
     match values(schema) {
-        Some(values) => &named & &values.iter().map(kind).collect(),
+        Some(values) => &named & &values.iter().map(type_of).collect(),
         None => named,
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
     }
 }
 

@@ -1,3 +1,5 @@
+//! The opposite of a schema, where it can be written as a schema.
+
 use serde_json::{Map, Value, json};
 
 use super::{MAX_DEPTH, Normaliser, any_of, both, names};

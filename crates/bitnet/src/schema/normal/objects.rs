@@ -1,3 +1,5 @@
+//! Keywords of objects: properties, patterns, names and counts, as one list of properties and a rule for the others.
+
 use serde_json::{Map, Value, json};
 
 use super::{Draft, Normaliser, Place, any_of, both, disjoint::values, names, size};

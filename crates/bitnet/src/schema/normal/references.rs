@@ -1,8 +1,11 @@
+//! References: what each one refers to, and under which name the rewritten schema holds it.
+
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
 use super::Place;
+use crate::schema::unescaped;
 
 /// Finds what references of a schema refer to, and names it.
 pub(super) struct References<'s> {
@@ -236,25 +239,4 @@ fn joined(base: &str, uri: &str) -> String {
             None => uri.to_owned(),
         },
     }
-}
-
-/// A text without its percent escapes.
-fn unescaped(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        let hex = |b: u8| char::from(b).to_digit(16);
-        match (first, others) {
-            (b'%', [high, low, after @ ..]) => {
-                bytes.push((hex(*high)? * 16 + hex(*low)?) as u8);
-                rest = after;
-            }
-            (b'%', _) => return None,
-            _ => {
-                bytes.push(*first);
-                rest = others;
-            }
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
