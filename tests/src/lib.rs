@@ -16,6 +16,7 @@ use std::{
 
 use safetensors::{Dtype, SafeTensors};
 
+pub use bitnet_ptxsim::MatrixUnit;
 pub use null::Null;
 pub use simulator::{Sample, Samples, Simulator, refusal};
 pub use tap::{Call, Handle, Tap};

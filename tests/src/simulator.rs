@@ -8,7 +8,7 @@ use std::{
 };
 
 use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, LoadedCode, MARKS, table::Kernel};
-use bitnet_ptxsim::{Memory, MemoryError, Module, Param, Stats};
+use bitnet_ptxsim::{MatrixUnit, Memory, MemoryError, Module, Param, Stats};
 
 /// Kernels by text, and by whether launches overlap, each parsed once for all simulators of a process.
 static MODULES: LazyLock<Mutex<Modules>> = LazyLock::new(Mutex::default);
@@ -266,6 +266,7 @@ impl Driver for Simulator {
             dynamic_shared: grid.shared as usize,
             params: params.collect(),
             seed: self.seed,
+            matrix_unit: MatrixUnit::of(self.info.capability),
             overlapped: self.info.overlaps(self.texts.get(kernel.name).map_or(kernel.text, String::as_str)),
             ..bitnet_ptxsim::Launch::new(1, kernel.block)
         };

@@ -2,6 +2,7 @@
 
 use crate::error::LaunchError;
 use crate::inst::Entry;
+use crate::matrix_unit::MatrixUnit;
 
 /// A kernel parameter, as bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub struct Launch {
     /// Whether the launch may begin before earlier launches have ended; each thread must then wait for them
     /// (`griddepcontrol.wait`) before it writes to global memory or reads what kernels write.
     pub overlapped: bool,
+    /// How sums of bf16 products are rounded.
+    pub matrix_unit: MatrixUnit,
     /// Seed for the order of blocks and warps.
     pub seed: u64,
     /// Limits on instructions and resident blocks.
@@ -89,6 +92,7 @@ impl Launch {
             dynamic_shared: 0,
             params: Vec::new(),
             overlapped: false,
+            matrix_unit: MatrixUnit::Hopper,
             seed: 0,
             limits: Limits::default(),
         }

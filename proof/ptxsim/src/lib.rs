@@ -44,8 +44,8 @@
 //! # Determinism and limits
 //! A launch is a function of the module, the memory and the `Launch`, including its seed, which orders blocks and
 //! warps. A launch uses one thread; to use more cores, run launches side by side, each with its own memory. A
-//! floating-point `mma` rounds once; hardware rounds in an undocumented order. Timing is not modelled, nor are stale
-//! values: two accesses that could see one are reported as a race.
+//! floating-point `mma` rounds as one of two kinds of silicon was measured to do ([`MatrixUnit`]). Timing is not
+//! modelled, nor are stale values: two accesses that could see one are reported as a race.
 
 #![forbid(unsafe_code)]
 
@@ -55,6 +55,7 @@ mod inst;
 mod launch;
 mod lexer;
 mod machine;
+mod matrix_unit;
 mod memory;
 mod operand;
 mod ops;
@@ -66,6 +67,7 @@ mod types;
 
 pub use error::{Fault, FaultKind, LaunchError, MemoryError, ParseError, ParseErrorKind, Space};
 pub use launch::{Launch, Limits, Param};
+pub use matrix_unit::MatrixUnit;
 pub use memory::Memory;
 pub use parser::Module;
 pub use stats::{Line, Stats};

@@ -2,8 +2,8 @@
 
 use super::step::{Exec, Step};
 use crate::inst::{Addr, MmaKind, Reg, WARP};
+use crate::matrix_unit::Bf16;
 use crate::ops::Lane;
-use crate::ops::convert::from_bf16;
 use crate::race::{ANY_LANE, Kind};
 
 impl Step<'_, '_> {
@@ -58,13 +58,10 @@ impl Step<'_, '_> {
                 });
             }
             MmaKind::Bf16 => {
-                // Products are exact in `f64` and their sum nearly so; it is rounded to `f32` once.
-                let element = |word: u32, i: usize| f64::from(from_bf16((word >> (16 * i)) as u16));
-                let (a, b) = self.operands::<f64, 16>(a, b, element, element)?;
-                accumulate(&mut sum, |row, column, old| {
-                    let products = a[row].iter().zip(&b[column]).map(|(x, y)| x * y);
-                    ((products.sum::<f64>() + f64::from(f32::get(old))) as f32).put()
-                });
+                let element = |word: u32, i: usize| Bf16::new((word >> (16 * i)) as u16);
+                let (a, b) = self.operands::<Bf16, 16>(a, b, element, element)?;
+                let unit = self.machine.launch.matrix_unit;
+                accumulate(&mut sum, |row, column, old| unit.add(&a[row], &b[column], f32::get(old)).put());
             }
         }
         for (sum, &reg) in sum.iter().zip(d) {

@@ -62,7 +62,3 @@ fn from_f16(bits: u16) -> f32 {
     };
     if bits >> 15 == 1 { -magnitude } else { magnitude }
 }
-
-pub(crate) fn from_bf16(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}

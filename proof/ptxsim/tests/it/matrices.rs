@@ -1,6 +1,6 @@
 //! `ldmatrix` and `mma` together, compared with plain loops over matrices in memory.
 
-use bitnet_ptxsim::Launch;
+use bitnet_ptxsim::{Launch, MatrixUnit};
 use proptest::prelude::*;
 
 use super::support::run;
@@ -84,13 +84,116 @@ proptest! {
     }
 }
 
-#[test]
-fn float_mma_rounds_once() {
-    // Twice 2^-24: added one by one to 1 each would be lost, but their sum counts.
-    let body = "mov.b32 a0, 0x3f803380; mov.b32 a1, 0; mov.b32 b0, 0x3f803f80; mov.b32 f0, 0f00000000;
-      setp.eq.u32 p, tid, 0; @!p mov.b32 a0, 0; @!p mov.b32 b0, 0; and.b32 r0, tid, 3; setp.eq.u32 q, r0, 1; @q mov.b32 a0, 0x3380;
-      setp.eq.u32 p, tid, 1; @p mov.b32 b0, 0x3f80;
-      mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {f0,f1,f2,f3}, {a0,a1,a1,a1}, {b0,a1}, {f0,f0,f0,f0};
+/// One element of a float `mma`: the first row of a with the first column of b, added to `c`.
+fn element(unit: MatrixUnit, a: &[u16; 16], b: &[u16; 16], c: f32) -> u32 {
+    // Lane q of the first four holds columns 2q, 2q + 1 in the first register, and those 8 further in another.
+    let lane = |values: &[u16; 16], lane: usize, half: usize| {
+        let at = 2 * lane + 8 * half;
+        u32::from(values[at + 1]) << 16 | u32::from(values[at])
+    };
+    let input: Vec<u32> = [a, a, b, b]
+        .iter()
+        .enumerate()
+        .flat_map(|(i, values)| (0..32).map(move |q| if q < 4 { lane(values, q, i % 2) } else { 0 }))
+        .chain([c.to_bits(); 32])
+        .collect();
+    let body = "ld.global.b32 a0, [mi]; ld.global.b32 a2, [mi+128]; mov.b32 a1, 0;
+      ld.global.b32 b0, [mi+256]; ld.global.b32 b1, [mi+384]; ld.global.f32 f0, [mi+512];
+      mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {f0,f1,f2,f3}, {a0,a1,a2,a1}, {b0,b1}, {f0,f0,f0,f0};
       st.global.f32 [mo], f0;";
-    assert_eq!(run(body, &Launch::new(1, 32), &[0], 32)[0], 0x3f80_0001);
+    run(body, &Launch { matrix_unit: unit, ..Launch::new(1, 32) }, &input, 32)[0]
+}
+
+const ONE: u16 = 0x3F80;
+const UNITS: [MatrixUnit; 2] = [MatrixUnit::Ampere, MatrixUnit::Hopper];
+
+/// What both kinds of silicon make of a sum that decides between roundings. `tiny(e)` is `2^e`.
+#[test]
+fn float_mma_cuts_off_where_the_unit_of_the_gpu_does() {
+    let tiny = |exponent: i32| ((exponent + 127) as u16) << 7;
+    let with = |terms: &[(usize, u16)]| {
+        let mut a = [0; 16];
+        terms.iter().for_each(|&(at, bits)| a[at] = bits);
+        a
+    };
+    let minus = 0x8000;
+    for (what, a, c, expected) in [
+        (
+            "two halves of a unit of the last place make one, in the same group",
+            with(&[(0, tiny(-24)), (1, tiny(-24))]),
+            1.0,
+            [1, 1],
+        ),
+        ("a sum is cut off and not rounded", with(&[(0, tiny(-24)), (1, tiny(-23))]), 1.0, [1, 1]),
+        ("the second group has its own end", with(&[(0, tiny(-24)), (8, tiny(-24))]), 1.0, [0, 1]),
+        (
+            "four quarters are below what a group of 8 keeps",
+            with(&[(0, tiny(-25)), (1, tiny(-25)), (2, tiny(-25)), (3, tiny(-25))]),
+            1.0,
+            [0, 1],
+        ),
+        (
+            "towards zero, also below it",
+            with(&[(0, minus | tiny(-24)), (1, minus | tiny(-23))]),
+            -1.0,
+            [1, 1],
+        ),
+    ] {
+        for (unit, units) in UNITS.into_iter().zip(expected) {
+            let bits = element(unit, &a, &[ONE; 16], c);
+            assert_eq!(bits, c.to_bits() + units, "{unit:?}: {what}");
+        }
+    }
+}
+
+#[test]
+fn a_product_is_aligned_by_the_exponents_of_its_factors_and_zeros_align_nothing() {
+    // 1.5 x 1.5 has the exponent 0 and the value 2.25; the exponent of 2 would cost the last bit of 2^-24.
+    let mut a = [0; 16];
+    let mut b = [ONE; 16];
+    (a[0], b[0], a[1]) = (0x3FC0, 0x3FC0, (127 - 24) << 7);
+    let exact = 2.25 + 2f64.powi(-24) - 2.25;
+    assert_eq!(f32::from_bits(element(MatrixUnit::Ampere, &a, &b, -2.25)), exact as f32);
+    // The zero's other factor is huge.
+    (a[0], b[0]) = (0, 0x7F00);
+    for unit in UNITS {
+        assert_eq!(f32::from_bits(element(unit, &a, &b, 0.0)), 2f32.powi(-24));
+    }
+}
+
+#[test]
+fn infinities_and_nans_come_out_of_float_mma_as_such() {
+    let (infinite, minus_infinite, largest) = (0x7F80, 0xFF80, 0x7F7F);
+    for unit in UNITS {
+        let sum = |first, second| {
+            let mut a = [0; 16];
+            (a[0], a[9]) = (first, second);
+            f32::from_bits(element(unit, &a, &[largest; 16], 1.0))
+        };
+        assert_eq!(sum(infinite, ONE), f32::INFINITY);
+        assert!(sum(infinite, minus_infinite).is_nan() && sum(ONE, 0x7FC0).is_nan());
+        assert_eq!([sum(largest, 0), sum(0xFF7F, 0)], [f32::INFINITY, f32::NEG_INFINITY], "overflow");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The bound that the tests of the kernels use, at any magnitudes.
+    #[test]
+    fn the_error_of_float_mma_is_within_its_bound(
+        values in prop::collection::vec((-1f32..1.0, -20i32..20), 32), c in -1f32..1.0,
+    ) {
+        let bf16 = |(x, e): (f32, i32)| (x * 2f32.powi(e)).to_bits() >> 16;
+        let bits: Vec<u16> = values.into_iter().map(|value| bf16(value) as u16).collect();
+        let (a, b): ([u16; 16], [u16; 16]) = (bits[..16].try_into().unwrap(), bits[16..].try_into().unwrap());
+        let float = |bits: u16| f64::from(f32::from_bits(u32::from(bits) << 16));
+        let products: Vec<f64> = a.iter().zip(b).map(|(&a, b)| float(a) * float(b)).collect();
+        let exact = products.iter().sum::<f64>() + f64::from(c);
+        let size = products.iter().map(|p| p.abs()).sum::<f64>() + f64::from(c).abs();
+        for unit in UNITS {
+            let error = (f64::from(f32::from_bits(element(unit, &a, &b, c))) - exact).abs();
+            prop_assert!(error <= size * unit.error(16), "{:?}: {} of {}", unit, error, size);
+        }
+    }
 }

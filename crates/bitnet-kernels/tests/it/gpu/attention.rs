@@ -103,6 +103,9 @@ pub fn attend(
     Ok((actual, expected))
 }
 
+/// GPUs of both kinds of matrix units.
+const GPUS: [fn() -> Simulator; 2] = [Simulator::default, Simulator::older];
+
 /// Heads of several widths, with tails; query heads that share a key head or not; prompts and single tokens together.
 #[test]
 fn queries_are_exact_and_attention_is_near_the_reference() {
@@ -116,13 +119,18 @@ fn queries_are_exact_and_attention_is_near_the_reference() {
             &[(0, 0, 1), (1, 63, 64), (2, 61, 129)],
             &[(2, 129, 130), (1, 64, 79)],
         ];
-        let (actual, expected) = attend(Simulator::default(), heads, &sequences, steps).unwrap();
-        for (s, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-            for (t, ([a_query, a], [e_query, e])) in actual.iter().zip(expected).enumerate() {
-                assert_eq!(a_query, e_query, "{queries} {keys} {dim}: query of sequence {s} token {t}");
-                for (i, (&a, &e)) in a.iter().zip(e).enumerate() {
-                    let near = (a - e).abs() <= 0.008 * e.abs() + 5e-4;
-                    assert!(near, "{queries} {keys} {dim}: sequence {s} token {t} value {i}: {a}, not {e}");
+        for gpu in GPUS {
+            let (actual, expected) = attend(gpu(), heads, &sequences, steps).unwrap();
+            for (s, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                for (t, ([a_query, a], [e_query, e])) in actual.iter().zip(expected).enumerate() {
+                    assert_eq!(a_query, e_query, "{queries} {keys} {dim}: query of sequence {s} token {t}");
+                    for (i, (&a, &e)) in a.iter().zip(e).enumerate() {
+                        let near = (a - e).abs() <= 0.008 * e.abs() + 5e-4;
+                        assert!(
+                            near,
+                            "{queries} {keys} {dim}: sequence {s} token {t} value {i}: {a}, not {e}"
+                        );
+                    }
                 }
             }
         }
@@ -137,11 +145,14 @@ pub fn bits(outputs: &[Vec<[Vec<f32>; 2]>]) -> Vec<u32> {
 /// blocks.
 #[test]
 fn attention_does_not_depend_on_chunks_or_on_other_sequences() {
-    for (queries, keys, dim) in [(4, 2, 64), (6, 1, 128), (2, 1, 200)] {
+    let [newer, older] = GPUS;
+    for (queries, keys, dim, gpu) in
+        [(4, 2, 64, newer), (4, 2, 64, older), (6, 1, 128, older), (2, 1, 200, newer)]
+    {
         let heads = Heads { queries, keys, dim };
         let (tokens, other) = (141, sequence(70, 8));
         let alone = [sequence(tokens, 7)];
-        let one = |processors| Simulator::with(move |info| info.processors = processors);
+        let one = |processors| gpu().set(|info| info.processors = processors);
         let whole = bits(&attend(one(1), heads, &alone, &[&[(0, 0, tokens)]]).unwrap().0);
         let chunks: &[&[Piece]] = &[&[(0, 0, 3)], &[(0, 3, 90)], &[(0, 90, 91)], &[(0, 91, tokens)]];
         assert!(bits(&attend(one(1), heads, &alone, chunks).unwrap().0) == whole, "chunks");
