@@ -31,18 +31,10 @@ fn folder() -> &'static Path {
 /// Generates enough tokens for recordings to be used.
 fn run(environment: &[(&str, &str)], flags: &[&str]) -> Output {
     let mut bitnet = Command::new(binary());
-    bitnet.args([
-        "run",
-        "synthetic:tiny",
-        "--ids",
-        "1,2,3,4,5",
-        "-n",
-        "8",
-        "--device",
-        "cuda",
-        "--threads",
-        "1",
-    ]);
+    bitnet.args(["run", "synthetic:tiny", "--ids", "1,2,3,4,5", "-n", "8", "--threads", "1"]);
+    if !flags.contains(&"--device") {
+        bitnet.args(["--device", "cuda"]);
+    }
     bitnet.args(flags).env("LD_LIBRARY_PATH", folder()).envs(environment.iter().copied());
     bitnet.output().unwrap()
 }
@@ -65,18 +57,63 @@ fn a_forward_pass_misuses_no_driver_call_with_recordings_or_without() {
     let tokens = printed(&[], &greedy);
     assert_eq!(tokens.trim().split([',', ' ']).filter(|token| !token.is_empty()).count(), 8, "{tokens}");
     assert_eq!(printed(&[("BITNET_GPU", "sync,patience=600")], &greedy), tokens);
-    // Launches that cannot be recorded are issued one by one.
-    for call in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"] {
-        assert_eq!(printed(&[("STANDIN_FAIL", &format!("{call}:1:2"))], &greedy), tokens, "{call}");
-    }
     // Where launches do not overlap, other texts compute the same.
-    assert_eq!(printed(&[("STANDIN_OLD", "1")], &greedy), tokens);
-    for apart in [("STANDIN_OLD", "1"), ("BITNET_GPU", "no-overlap")] {
+    assert_eq!(printed(&[("STANDIN_GPUS", "8.0")], &greedy), tokens);
+    for apart in [("STANDIN_GPUS", "8.0"), ("BITNET_GPU", "no-overlap")] {
         let failed = stderr(&run(&[apart, ("STANDIN_FAIL", "cuLaunchKernel:2:700")], &greedy));
         assert!(failed.contains("restart the process"), "{apart:?}: {failed}");
     }
     let drawn = ["--temperature", "1.5", "--seed", "5"];
     assert_eq!(printed(&[("BITNET_GPU", "no-recordings")], &drawn), printed(&[], &drawn));
+}
+
+/// What fails, and the note that the user gets. The tokens are always the same.
+#[test]
+fn a_driver_that_fails_at_recordings_at_once_or_late_costs_neither_tokens_nor_the_gpu() {
+    let greedy = ["--temperature", "0"];
+    let tokens = printed(&[], &greedy);
+    for (fault, note) in [
+        ("cuStreamBeginCapture_v2:1:900", "are not recorded"),
+        ("cuGraphInstantiateWithFlags:1:801", "are not recorded"),
+        ("cuGraphLaunch:1:400", "are not recorded"),
+        ("replay:1:719", "are not recorded"),
+        ("cuLaunchKernelEx:1:400:overlap", "are recorded without overlap"),
+        ("cuGraphInstantiateWithFlags:1:801:overlap", "are recorded without overlap"),
+        ("cuGraphLaunch:1:400:overlap", "are recorded without overlap"),
+        ("replay:1:719:overlap", "are recorded without overlap"),
+        // The driver is then of no use until its context is made anew.
+        ("cuStreamEndCapture:1:901:poison", "are not recorded"),
+        ("cuStreamEndCapture:1:901:overlap:poison", "are recorded without overlap"),
+    ] {
+        let output = run(&[("STANDIN_FAIL", fault)], &greedy);
+        let report = stderr(&output);
+        assert!(output.status.success() && !report.contains("standin:"), "{fault}: {report}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), tokens, "{fault}");
+        let code = fault.split(':').nth(2).unwrap();
+        assert!(report.contains(note) && report.contains(code), "{fault}: {report}");
+    }
+    // After the trial, a replay that fails late leaves nobody to redo the step.
+    let output = run(&[("STANDIN_FAIL", "replay:3:719")], &greedy);
+    assert!(stderr(&output).contains("restart the process"), "{}", stderr(&output));
+    // A replay that is refused is redone, however late that comes.
+    assert_eq!(printed(&[("STANDIN_FAIL", "cuGraphLaunch:4:400")], &greedy), tokens);
+}
+
+#[test]
+fn the_first_gpu_that_is_neither_too_old_nor_busy_nor_full_computes() {
+    let auto = ["--temperature", "0", "--device", "auto"];
+    let tokens = printed(&[], &["--temperature", "0"]);
+    let output = run(&[("STANDIN_GPUS", "7.5,9.0-busy,9.0-full,8.0,9.0")], &auto);
+    let report = stderr(&output);
+    assert!(output.status.success() && !report.contains("standin:"), "{report}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), tokens);
+    assert!(report.contains("computing on GPU 3: GPU 0: "), "{report}");
+    assert!(report.contains("GPU 1: stand-in is busy (cuDevicePrimaryCtxRetain: code 46)"), "{report}");
+    assert!(report.contains("GPU 2: no GPU memory for "), "{report}");
+    // One that was asked for is not replaced, and the error does not ask for a new process.
+    let report = stderr(&run(&[("STANDIN_GPUS", "9.0-busy,9.0")], &["--temperature", "0"]));
+    assert!(report.contains("is busy") && report.contains("--device cuda:N"), "{report}");
+    assert!(!report.contains("restart"), "{report}");
 }
 
 #[test]
@@ -97,7 +134,6 @@ fn a_failed_driver_call_ends_the_program_with_an_error_and_no_further_misuse() {
         ("cuMemcpyDtoHAsync_v2", "700"),
         ("cuEventRecord", "700"),
         ("cuStreamQuery", "700"),
-        ("cuGraphLaunch", "700"),
     ];
     for (call, code) in calls {
         let output = run(&[("STANDIN_FAIL", &format!("{call}:1:{code}"))], &[]);
@@ -159,7 +195,7 @@ fn shipped_machine_code_is_used_for_its_own_text_only_and_everything_else_is_com
     let broken = ("STANDIN_REFUSE", KERNELS[0].name);
     let after_all_kernels = format!("cuModuleLoadDataEx:{}:218", KERNELS.len() + 1);
     // The stand-in cannot compile this kernel, but takes its code.
-    for environment in [&[][..], &[("STANDIN_OLD", "1")], &[("STANDIN_FAIL", &after_all_kernels)]] {
+    for environment in [&[][..], &[("STANDIN_GPUS", "8.0")], &[("STANDIN_FAIL", &after_all_kernels)]] {
         assert_eq!(program.run(environment).0, tokens, "{environment:?}");
     }
     // Code that the driver refuses is compiled instead.

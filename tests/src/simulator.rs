@@ -61,6 +61,7 @@ impl Default for Simulator {
                 shared: 163 << 10,
                 processors: 4,
                 overlap: true,
+                recordings: true,
                 tiles_by_size: true,
                 shortlists: true,
                 tilings: Vec::new(),
@@ -285,7 +286,15 @@ impl Driver for Simulator {
         Ok(())
     }
 
-    fn record(&mut self, launches: &[(&Launch, &Arc<Module>)]) -> Result<Self::Graph, GpuError> {
+    fn reopened(self) -> Result<Self, GpuError> {
+        Ok(Simulator { memory: Memory::new(), allocations: BTreeMap::new(), ..self })
+    }
+
+    fn record(
+        &mut self,
+        launches: &[(&Launch, &Arc<Module>)],
+        _overlap: bool,
+    ) -> Result<Self::Graph, GpuError> {
         Ok(launches.iter().map(|&(launch, module)| (launch.clone(), Arc::clone(module))).collect())
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bitnet::{
-    Opened,
+    Error, Opened,
     inference::EngineConfig,
     kernels::{
         Cpu, Isa,
@@ -26,6 +26,8 @@ pub struct Loaded {
     /// How the memory was divided.
     pub plan: Plan,
     pub time: Duration,
+    /// Number of the GPU that the model is on.
+    pub gpu: Option<usize>,
     /// Why the model is not on a GPU, if one was tried.
     pub refused: Option<String>,
 }
@@ -66,8 +68,26 @@ impl<'a> Machine<'a, Cuda> {
 
 impl<D: Driver + 'static> Machine<'_, D> {
     /// Opens a GPU and loads its kernels.
-    pub fn gpu(&self, index: usize) -> Result<Gpu<D>, CliError> {
+    pub fn gpu(&self, index: usize) -> Result<Gpu<D>, Error> {
         Ok((self.open)(index).and_then(Gpu::new)?)
+    }
+
+    /// Opens the first GPU that can be used, with its number; otherwise says why none can.
+    pub fn first_gpu(&self) -> Result<(usize, Gpu<D>), String> {
+        let mut reasons = Vec::new();
+        loop {
+            let index = reasons.len();
+            match self.gpu(index) {
+                Ok(gpu) => return Ok((index, gpu)),
+                Err(Error::Gpu(GpuError::NoDevice { .. })) if index > 0 => return Err(reasons.join("; ")),
+                Err(why) => {
+                    reasons.push(why.to_string());
+                    if !load::another_may_serve(&why) {
+                        return Err(reasons.join("; "));
+                    }
+                }
+            }
+        }
     }
 
     /// Loads a model with what the command needs, within the memory that the flags allow.
@@ -82,13 +102,10 @@ impl<D: Driver + 'static> Machine<'_, D> {
         for warning in checkpoint.tensors.warnings() {
             output::note(format_args!("warning: {warning}"));
         }
-        let noted = loaded.unused_gpu().is_some();
-        let refused = loaded.refused.map(|why| CliError::from(why).to_string());
-        if let Some(why) = refused.as_ref().filter(|_| noted) {
-            output::note(format_args!("computing on the CPU: {why}"));
-        }
-        let load::Loaded { model, weights, plan, time, .. } = loaded;
-        Ok(Loaded { model, weights, plan, time, refused })
+        loaded.notes().into_iter().for_each(output::note);
+        let refused = loaded.refusal();
+        let load::Loaded { model, weights, plan, time, gpu, .. } = loaded;
+        Ok(Loaded { model, weights, plan, time, gpu: gpu.map(|gpu| gpu.index), refused })
     }
 }
 

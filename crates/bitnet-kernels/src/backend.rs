@@ -8,7 +8,7 @@ use bitnet_tensor::{BitNetTensor, TernaryTensor};
 use crate::{
     DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadCopy, HeadNorms, KernelError, KvShape, Norm, Norms,
     Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
-    gpu::{Counts, tilings::Tiling},
+    gpu::{Counts, Recorded, tilings::Tiling},
 };
 
 /// Describes what a backend runs on, for display and records.
@@ -33,6 +33,8 @@ pub struct DeviceStatus {
     pub memory_total: u64,
     /// Work done since the backend was opened.
     pub counts: Counts,
+    /// How launches that come again are handed to the device's driver.
+    pub recorded: Recorded,
     /// Whether the device has failed; it then computes nothing more.
     pub lost: bool,
 }

@@ -146,13 +146,16 @@ const KEPT_COUNTERS: [Kept; 9] = [
 ];
 
 /// Only of a GPU.
-const GPU_COUNTERS: [Kept; 3] = [
+const GPU_COUNTERS: [Kept; 4] = [
     ("bitnet_gpu_draws_total", "Tokens drawn on the GPU.", |e| e.status().draws.device),
     ("bitnet_gpu_launches_total", "Kernels launched.", |e| {
         e.status().device.map_or(0, |d| d.counts.launches)
     }),
     ("bitnet_gpu_replays_total", "Recordings of launches replayed.", |e| {
         e.status().device.map_or(0, |d| d.counts.replays)
+    }),
+    ("bitnet_gpu_recording_failures_total", "Recordings that the driver failed to make or to run.", |e| {
+        e.status().device.map_or(0, |d| d.counts.unrecorded)
     }),
 ];
 

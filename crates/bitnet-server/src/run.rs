@@ -81,11 +81,24 @@ async fn trim() {
     }
 }
 
-/// Returns when the model's device is lost, which only a new process can cure.
+/// Returns when the model's device is lost, which only a new process can cure. Logs when its driver fails at recordings,
+/// which costs time but no result.
 async fn lost(app: &App) -> String {
     let mut clock = tokio::time::interval(LOOK);
+    let mut known = None;
     loop {
         clock.tick().await;
+        let failed = app.recording_failures();
+        if let (Some((failures, recorded)), Some((before, _))) = (failed, known)
+            && failures > before
+        {
+            tracing::warn!(
+                target: "bitnet::server",
+                "the GPU's driver failed at a recording; launches are now recorded {}",
+                recorded.name()
+            );
+        }
+        known = failed;
         if let Some(why) = app.lost() {
             return why;
         }

@@ -9,10 +9,10 @@ use std::{
 };
 
 use bitnet_kernels::{
-    Backend, Cpu, Isa, KvType,
-    gpu::{Cuda, Driver, Gpu, GpuError},
+    Backend, Cpu, Isa, KernelError, KvType,
+    gpu::{Cuda, Driver, Gpu, GpuError, RecordingState},
 };
-use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelSpec, Transformer};
+use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelError, ModelSpec, Transformer};
 
 pub use crate::sizes::{Home, WeightBytes};
 use crate::{Error, Memory, SystemMemory, memory::Budget};
@@ -99,24 +99,58 @@ pub struct Loaded {
     pub plan: Plan,
     /// Time that loading took.
     pub time: Duration,
-    /// Why the GPU is not used, if [`Device::Auto`] looked for one.
-    pub refused: Option<Error>,
+    /// The GPU that computes; `None` for the CPU.
+    pub gpu: Option<UsedGpu>,
+    /// Why the GPUs are not used that [`Device::Auto`] tried, the first one first.
+    pub refused: Vec<Error>,
+}
+
+/// The GPU that computes a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UsedGpu {
+    /// Its number, counting from zero.
+    pub index: usize,
+    /// How its launches are recorded.
+    pub recordings: RecordingState,
 }
 
 impl Loaded {
-    /// Why a GPU that the machine has is not used. A machine without a GPU, or without a driver for one, needs no note.
-    pub fn unused_gpu(&self) -> Option<&Error> {
+    /// Why the CPU computes although a GPU was tried, on one line.
+    pub fn refusal(&self) -> Option<String> {
+        let reasons = reasons(&self.refused, |_| true);
+        if self.gpu.is_some() || reasons.is_empty() { None } else { Some(reasons) }
+    }
+
+    /// What a user should know about the device, a line each: why a GPU that the machine has is not used, and what a
+    /// GPU's driver failed at. A machine without a GPU, or without a driver for one, needs no note.
+    pub fn notes(&self) -> Vec<String> {
         let absent =
             |error: &Error| matches!(error, Error::Gpu(GpuError::DriverMissing | GpuError::NoDevice { .. }));
-        self.refused.as_ref().filter(|error| !absent(error))
+        let reasons = reasons(&self.refused, |error| !absent(error));
+        let place = self.gpu.as_ref().map_or("the CPU".into(), |gpu| format!("GPU {}", gpu.index));
+        let unused = (!reasons.is_empty()).then(|| format!("computing on {place}: {reasons}"));
+        let recordings = self.gpu.as_ref().map(|gpu| &gpu.recordings).filter(|state| state.why.is_some());
+        unused.into_iter().chain(recordings.map(|state| format!("GPU: {state}"))).collect()
     }
+}
+
+/// The errors of GPUs on one line, by number if there are several.
+fn reasons(refused: &[Error], worth: impl Fn(&Error) -> bool) -> String {
+    let of = |(index, error): (usize, &Error)| match refused.len() {
+        1 => error.to_string(),
+        _ => format!("GPU {index}: {error}"),
+    };
+    let each: Vec<String> = refused.iter().enumerate().filter(|(_, error)| worth(error)).map(of).collect();
+    each.join("; ")
 }
 
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Loaded { weights, plan, refused, .. } = self;
+        let Loaded { weights, plan, gpu, refused, .. } = self;
         let mut shown = f.debug_struct("Loaded");
-        shown.field("weights", weights).field("plan", plan).field("refused", refused).finish_non_exhaustive()
+        shown.field("weights", weights).field("plan", plan).field("gpu", gpu).field("refused", refused);
+        shown.finish_non_exhaustive()
     }
 }
 
@@ -124,8 +158,8 @@ impl fmt::Debug for Loaded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Device {
-    /// The first NVIDIA GPU if it is usable, otherwise the CPU. If the machine has a GPU that is not usable,
-    /// [`Model::notes`](crate::Model::notes) says why.
+    /// The first usable NVIDIA GPU, otherwise the CPU: a GPU that is too old, busy or too small is passed over for the
+    /// next. If the machine has a GPU that is not used, [`Model::notes`](crate::Model::notes) says why.
     #[default]
     Auto,
     /// The CPU.
@@ -196,7 +230,8 @@ impl Machine {
 /// Receives the number of layers loaded and the total.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 
-/// Loads a model within the memory limit. [`Device::Auto`] uses the GPU, or else the CPU and reports why.
+/// Loads a model within the memory limit. [`Device::Auto`] uses the first GPU that it can, or else the CPU and reports
+/// why.
 ///
 /// # Errors
 /// If the device is not usable, the model does not fit into memory, or its files are damaged.
@@ -217,15 +252,41 @@ pub fn load_by<D: Driver + 'static>(
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
-    let why = match machine.device {
+    match machine.device {
         Device::Cpu => return on_cpu(machine, checkpoint, want, progress),
-        Device::Cuda(index) => return on_gpu(machine, open(index), checkpoint, want, progress),
-        Device::Auto => match on_gpu(machine, open(0), checkpoint, want, progress) {
-            Ok(loaded) => return Ok(loaded),
-            Err(why) => why,
-        },
-    };
-    Ok(Loaded { refused: Some(why), ..on_cpu(machine, checkpoint, want, progress)? })
+        Device::Cuda(index) => return on_gpu(machine, &open, index, checkpoint, want, progress),
+        Device::Auto => {}
+    }
+    let mut refused = Vec::new();
+    loop {
+        match on_gpu(machine, &open, refused.len(), checkpoint, want, &mut *progress) {
+            Ok(loaded) => return Ok(Loaded { refused, ..loaded }),
+            Err(Error::Gpu(GpuError::NoDevice { .. })) if !refused.is_empty() => break,
+            Err(why) => {
+                let next = another_may_serve(&why);
+                refused.push(why);
+                if !next {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(Loaded { refused, ..on_cpu(machine, checkpoint, want, progress)? })
+}
+
+/// Whether another GPU may do what this one could not.
+pub fn another_may_serve(error: &Error) -> bool {
+    match error {
+        Error::Gpu(error) | Error::Model(ModelError::Kernel(KernelError::Gpu(error))) => matches!(
+            error,
+            GpuError::TooOld { .. }
+                | GpuError::Busy { .. }
+                | GpuError::OutOfMemory { .. }
+                | GpuError::NoRoomForKernel { .. }
+        ),
+        Error::Memory { .. } => true,
+        _ => false,
+    }
 }
 
 fn on_cpu(
@@ -245,7 +306,8 @@ fn on_cpu(
 
 fn on_gpu<D: Driver + 'static>(
     machine: &Machine,
-    driver: Result<D, GpuError>,
+    open: impl Fn(usize) -> Result<D, GpuError>,
+    index: usize,
     checkpoint: &Checkpoint,
     want: Want,
     progress: Progress<'_>,
@@ -253,12 +315,14 @@ fn on_gpu<D: Driver + 'static>(
     if let Some(kv) = machine.kv.filter(|kv| *kv != KvType::Bf16) {
         return Err(Error::GpuCache { kv });
     }
-    let mut gpu = driver.and_then(Gpu::new)?;
+    let mut gpu = open(index).and_then(Gpu::new)?;
+    let used = UsedGpu { index, recordings: gpu.recordings().clone() };
     if want.all_logits {
         gpu = gpu.for_all_logits();
     }
     let available = gpu.driver().free_memory()?;
-    on(gpu, Home::Gpu, (machine.memory, Some(available as u64)), checkpoint, want, progress)
+    let memory = (machine.memory, Some(available as u64));
+    Ok(Loaded { gpu: Some(used), ..on(gpu, Home::Gpu, memory, checkpoint, want, progress)? })
 }
 
 fn on<B: Backend + 'static>(
@@ -274,7 +338,14 @@ fn on<B: Backend + 'static>(
     let weights = home.weights(checkpoint, !backend.shortlists())?;
     let plan = plan(memory, home, spec, weights.total, want)?;
     let model = Transformer::load(spec, &*checkpoint.tensors, backend, plan.limits, progress)?;
-    Ok(Loaded { model: Box::new(model), weights, plan, time: start.elapsed(), refused: None })
+    Ok(Loaded {
+        model: Box::new(model),
+        weights,
+        plan,
+        time: start.elapsed(),
+        gpu: None,
+        refused: Vec::new(),
+    })
 }
 
 /// How a model's memory is used.
@@ -337,7 +408,11 @@ fn plan(
     // One for a sequence and one for a snapshot.
     let useful_states = least_states.max(most_states.min(2));
     let bytes = |step, blocks: usize, states: usize| {
-        weights + home.step(spec, step, rows(step)) + blocks as u64 * block + states as u64 * state
+        weights
+            + home.recordings(spec)
+            + home.step(spec, step, rows(step))
+            + blocks as u64 * block
+            + states as u64 * state
     };
     let (most_blocks, least_blocks) = (blocks(want.tokens), blocks(want.least));
     // One request of the maximum length, or the minimum for every sequence if that is more.
@@ -439,8 +514,8 @@ mod tests {
             let want = Want::engine(1, 0, checkpoint.spec.context);
             let open = |_| Err::<Cuda, _>(error());
             let loaded = load_by(&Machine::default(), open, &checkpoint, want, &mut |_, _| {}).unwrap();
-            assert!(loaded.refused.is_some(), "the CPU was not requested");
-            assert_eq!(loaded.unused_gpu().is_some(), noted, "{loaded:?}");
+            assert!(loaded.refusal().is_some(), "the CPU was not requested");
+            assert_eq!(!loaded.notes().is_empty(), noted, "{loaded:?}");
         }
     }
 

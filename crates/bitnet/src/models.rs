@@ -59,10 +59,11 @@ impl Model {
         loaded: Loaded,
         config: EngineConfig,
     ) -> Result<Model, Error> {
-        let unused = loaded.unused_gpu().map(|why| format!("computing on the CPU: {why}"));
         // Some warnings are known only after all weights have been read.
         let warnings = opened.checkpoint.tensors.warnings();
-        opened.notes.extend(warnings.iter().map(|warning| format!("warning: {warning}")).chain(unused));
+        opened
+            .notes
+            .extend(warnings.iter().map(|warning| format!("warning: {warning}")).chain(loaded.notes()));
         Model::start_planned(opened, loaded.model, loaded.plan, config)
     }
 

@@ -5,6 +5,11 @@ use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
 
 use crate::Error;
 
+/// Maximum number of launches of a layer in a step on a GPU.
+const LAYER_LAUNCHES: usize = 12;
+/// Maximum number of launches of a step outside its layers.
+const STEP_LAUNCHES: usize = 16;
+
 /// Which memory holds a model, which decides its layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -158,6 +163,14 @@ impl Home {
             }
         };
         bytes as u64
+    }
+
+    /// Bytes that recordings of steps need at most.
+    pub fn recordings(self, spec: &ModelSpec) -> u64 {
+        match self {
+            Home::Cpu(_) => 0,
+            Home::Gpu => gpu::recordings_bytes(LAYER_LAUNCHES * spec.layers + STEP_LAUNCHES) as u64,
+        }
     }
 
     /// Bytes of a block of the cache, including the rotary tables of its positions.

@@ -11,9 +11,13 @@ use std::{
 use bitnet_ptxsim::{Module, Param};
 
 use super::{
-    CAPABILITY, CAPTURE_INVALIDATED, CONTEXT, CURRENT, Code, DEVICE, Done, Event, Function, INVALID_CONTEXT,
-    INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE, Loaded, MEMORY, NOT_READY, State, call,
-    within, work::Work, wrong,
+    CAPTURE_INVALIDATED, CURRENT, Code, Context, DEVICE_UNAVAILABLE, Done, Event, Function, INVALID_CONTEXT,
+    INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE, Loaded, NOT_READY, OUT_OF_MEMORY, RECORDED,
+    State, call,
+    faults::{GPUS, Gpu},
+    within,
+    work::Work,
+    wrong,
 };
 
 /// The kind of attribute that lets a kernel begin before the one before it has ended.
@@ -54,6 +58,14 @@ fn remove<T>(from: &mut BTreeMap<usize, T>, handle: usize, what: &str) -> Done {
     }
 }
 
+/// The GPU with this handle, which is its number.
+fn gpu(device: i32) -> Result<&'static Gpu, Code> {
+    usize::try_from(device)
+        .ok()
+        .and_then(|at| GPUS.get(at))
+        .map_or_else(|| wrong(INVALID_VALUE, "no such device"), Ok)
+}
+
 fn pinned_layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, 4096).expect("a valid size")
 }
@@ -80,13 +92,14 @@ exports! {
         Ok(())
     }
     call cuDriverGetVersion(version: *mut i32) |_s| { give(version, 12_040) }
-    call cuDeviceGetCount(count: *mut i32) |_s| { give(count, 1) }
+    call cuDeviceGetCount(count: *mut i32) |_s| { give(count, GPUS.len() as i32) }
     call cuDeviceGet(device: *mut i32, ordinal: i32) |_s| {
-        if ordinal == 0 { give(device, DEVICE) } else { Err(101) }
+        if (0..GPUS.len() as i32).contains(&ordinal) { give(device, ordinal) } else { Err(101) }
     }
     call cuDeviceGetName(name: *mut c_char, len: i32, device: i32) |_s| {
+        gpu(device)?;
         let text = b"stand-in\0";
-        if device != DEVICE || len < text.len() as i32 {
+        if len < text.len() as i32 {
             return wrong(INVALID_VALUE, "no place for a name");
         }
         // SAFETY: the caller passes a buffer of `len` bytes.
@@ -94,41 +107,41 @@ exports! {
         Ok(())
     }
     call cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) |_s| {
-        match (device, attribute) {
-            (DEVICE, 75) => give(value, CAPABILITY.0),
-            (DEVICE, 76) => give(value, CAPABILITY.1),
-            (DEVICE, 97) => give(value, 163 << 10),
-            (DEVICE, 16) => give(value, 4),
+        let (major, minor) = gpu(device)?.capability;
+        match attribute {
+            75 => give(value, major),
+            76 => give(value, minor),
+            97 => give(value, 163 << 10),
+            16 => give(value, 4),
             _ => wrong(INVALID_VALUE, format_args!("attribute {attribute} of device {device}")),
         }
     }
-    call cuDeviceTotalMem_v2(bytes: *mut usize, device: i32) |_s| {
-        if device == DEVICE { give(bytes, MEMORY) } else { wrong(INVALID_VALUE, "no such device") }
-    }
+    call cuDeviceTotalMem_v2(bytes: *mut usize, device: i32) |_s| { give(bytes, gpu(device)?.memory) }
     call cuDevicePrimaryCtxRetain(context: *mut usize, device: i32) |s| {
-        if device != DEVICE {
-            return wrong(INVALID_VALUE, "no such device");
+        if gpu(device)?.busy {
+            return Err(DEVICE_UNAVAILABLE);
         }
-        s.retained += 1;
-        give(context, CONTEXT)
+        let (handle, device) = (s.handle(), device as usize);
+        match &mut s.context {
+            Context { retained: 0, .. } => s.context = Context { handle, device, retained: 1 },
+            known if known.device == device => known.retained += 1,
+            _ => return wrong(INVALID_VALUE, "contexts of two devices at a time"),
+        }
+        give(context, s.context.handle)
     }
     call cuDevicePrimaryCtxRelease_v2(device: i32) |s| {
-        if device != DEVICE || s.retained == 0 {
+        if s.context.device != device as usize || s.context.retained == 0 {
             return wrong(INVALID_VALUE, "release of a context that is not retained");
         }
-        s.retained -= 1;
-        let leaks = s.leaks();
-        if s.retained == 0 && !leaks.is_empty() {
-            return wrong(0, format_args!("never freed: {}", leaks.join(", ")));
-        }
-        Ok(())
+        s.context.retained -= 1;
+        if s.context.retained == 0 { s.destroy() } else { Ok(()) }
     }
     call cuCtxSetCurrent(context: usize) |s| {
-        if context != CONTEXT || s.retained == 0 {
+        if context != s.context.handle || s.context.retained == 0 {
             return wrong(INVALID_CONTEXT, "no such context");
         }
         CURRENT.set(context);
-        Ok(())
+        s.lost.map_or(Ok(()), Err)
     }
     within cuStreamCreate(stream: *mut usize, flags: u32) |s| {
         if flags != 1 {
@@ -164,6 +177,7 @@ exports! {
     within cuStreamEndCapture(stream: usize, graph: *mut usize) |s| {
         match s.capture.take() {
             Some((captured, Some(list))) if captured == stream => {
+                s.not_faulty("cuStreamEndCapture", &list)?;
                 let handle = s.handle();
                 s.graphs.insert(handle, list);
                 give(graph, handle)
@@ -180,6 +194,10 @@ exports! {
         if flags != 0 {
             return wrong(INVALID_VALUE, "flags of a graph");
         }
+        s.not_faulty("cuGraphInstantiateWithFlags", &list)?;
+        if s.free_memory() < RECORDED * list.len() {
+            return Err(OUT_OF_MEMORY);
+        }
         let handle = s.handle();
         s.executables.insert(handle, list);
         give(executable, handle)
@@ -189,7 +207,10 @@ exports! {
         let Some(list) = s.executables.get(&executable).cloned() else {
             return wrong(INVALID_HANDLE, "no such executable graph");
         };
-        list.into_iter().try_for_each(|work| s.push(stream, work))
+        s.not_faulty("cuGraphLaunch", &list)?;
+        *s.calls.entry("replay").or_default() += 1;
+        let late = s.not_faulty("replay", &list).err();
+        list.into_iter().chain(late.map(Work::Fail)).try_for_each(|work| s.push(stream, work))
     }
     within cuGraphExecDestroy(executable: usize) |s| {
         remove(&mut s.executables, executable, "executable graph")
@@ -234,7 +255,7 @@ exports! {
     }
     within cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |s| {
         give(free, s.free_memory())?;
-        give(total, MEMORY)
+        give(total, s.gpu().memory)
     }
     within cuMemAlloc_v2(address: *mut u64, bytes: usize) |s| {
         s.not_captured("cuMemAlloc")?;
@@ -242,7 +263,7 @@ exports! {
             return wrong(INVALID_VALUE, "an allocation of 0 bytes");
         }
         if bytes > s.free_memory() {
-            return Err(2);
+            return Err(OUT_OF_MEMORY);
         }
         let at = s.memory.alloc(bytes);
         s.allocations.insert(at, bytes);
@@ -346,7 +367,7 @@ exports! {
         }
         // SAFETY: the caller passes a pointer to a configuration.
         let config = unsafe { &*config };
-        if config.count != 1 || config.attributes.is_null() || CAPABILITY.0 < 9 {
+        if config.count != 1 || config.attributes.is_null() || s.gpu().capability.0 < 9 {
             return wrong(INVALID_VALUE, format_args!("{} attributes of a launch", config.count));
         }
         // SAFETY: the caller passes a pointer to as many attributes.
@@ -354,7 +375,9 @@ exports! {
         if (attribute.id, attribute.value[0]) != (OVERLAPS, 1) {
             return wrong(INVALID_VALUE, format_args!("attribute {} of a launch", attribute.id));
         }
-        launch(s, function, config.shape, config.stream, parameters, extra, true)
+        launch(s, function, config.shape, config.stream, parameters, extra, true)?;
+        let captured = s.capture.as_ref().and_then(|(_, list)| list.clone()).unwrap_or_default();
+        s.not_faulty("cuLaunchKernelEx", &captured)
     }
 }
 

@@ -3,16 +3,20 @@
 //! is not current in the thread, calls that a capture forbids, memory freed or written while a copy needs it, and
 //! whatever is never freed. The environment adds faults:
 //!
-//! - `STANDIN_FAIL=NAME:N:CODE`: the Nth and all later calls of a function return this code.
+//! - `STANDIN_FAIL=NAME:N:CODE`: the Nth and all later calls of a function return this code. With `:overlap` at the end,
+//!   only those do that record or replay a launch that overlaps; with `:poison`, all later calls in the context fail too.
+//!   The name `replay` stands for the work of replayed graphs, which fails late, and spoils the context.
 //! - `STANDIN_REFUSE=KERNEL`: the compiler refuses this kernel, with a log.
 //! - `STANDIN_REFUSE_CODE=KERNEL`: the machine code of this kernel is of a form that the driver does not know. Machine
 //!   code is ELF's first four bytes and a text.
-//! - `STANDIN_OLD=1`: the GPU is of compute capability 8.0 and not 9.0.
+//! - `STANDIN_GPUS=7.5,9.0-busy,9.0-full,8.0`: the GPUs by compute capability, instead of one with 9.0. One that is busy
+//!   gives no context, and one that is full has no memory.
 //! - `STANDIN_LAZY=1`: it refuses on first use of the function instead of when the module is loaded.
 #![allow(non_snake_case, reason = "the driver's names")]
 #![allow(clippy::print_stderr, reason = "a driver has no other channel for reports")]
 
 mod calls;
+mod faults;
 mod work;
 
 use std::{
@@ -23,12 +27,15 @@ use std::{
 };
 
 use bitnet_ptxsim::{Memory, Module};
+use faults::{Fault, GPUS};
 use work::Work;
 
 type Code = i32;
 type Done = Result<(), Code>;
 
 const INVALID_VALUE: Code = 1;
+const OUT_OF_MEMORY: Code = 2;
+const DEVICE_UNAVAILABLE: Code = 46;
 const INVALID_IMAGE: Code = 200;
 const INVALID_CONTEXT: Code = 201;
 const INVALID_PTX: Code = 218;
@@ -38,27 +45,14 @@ const ILLEGAL_ADDRESS: Code = 700;
 const CAPTURE_UNSUPPORTED: Code = 900;
 const CAPTURE_INVALIDATED: Code = 901;
 
-/// The one context, and the one device's ordinal.
-const CONTEXT: usize = 0xC0;
-const DEVICE: i32 = 0;
-/// Compute capability: that of `STANDIN_OLD` cannot overlap launches.
-static CAPABILITY: LazyLock<(i32, i32)> =
-    LazyLock::new(|| if std::env::var_os("STANDIN_OLD").is_some() { (8, 0) } else { (9, 0) });
-/// Bytes of device memory.
-const MEMORY: usize = 4 << 30;
+/// Bytes of device memory that a recorded launch takes.
+const RECORDED: usize = 1 << 10;
 /// Queries for each piece of work that gets done.
 const LATE: u32 = 3;
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
-
-/// The function to fail, the number of its first call to do so, and the code.
-static FAILS: LazyLock<Option<(String, u64, Code)>> = LazyLock::new(|| {
-    let text = std::env::var("STANDIN_FAIL").ok()?;
-    let mut parts = text.split(':');
-    Some((parts.next()?.to_owned(), parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-});
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
@@ -84,10 +78,20 @@ struct Function {
     dynamic: usize,
 }
 
+/// The context of a device. Each has another handle.
+#[derive(Default)]
+struct Context {
+    handle: usize,
+    device: usize,
+    /// Number of times that it was retained.
+    retained: usize,
+}
+
 #[derive(Default)]
 struct State {
     started: bool,
-    retained: usize,
+    /// The one context; the handle and the device stay when it is released.
+    context: Context,
     next: usize,
     calls: HashMap<&'static str, u64>,
     /// The code that every call returns after a failed kernel or copy.
@@ -118,10 +122,8 @@ fn wrong<T>(code: Code, what: impl std::fmt::Display) -> Result<T, Code> {
 /// Runs a function of the driver, unless it is to fail.
 fn call(name: &'static str, f: impl FnOnce(&mut State) -> Done) -> Code {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    let count = state.calls.entry(name).or_default();
-    *count += 1;
-    let fails = FAILS.as_ref().filter(|(which, first, _)| which == name && *count >= *first);
-    if let Some(code) = fails.map(|(_, _, code)| *code).or(state.lost) {
+    *state.calls.entry(name).or_default() += 1;
+    if let Err(code) = state.not_faulty(name, &[]) {
         if name == "cuStreamEndCapture" {
             // A capture ends however its end fails.
             state.capture = None;
@@ -134,13 +136,19 @@ fn call(name: &'static str, f: impl FnOnce(&mut State) -> Done) -> Code {
     f(&mut state).err().unwrap_or(0)
 }
 
-/// The same for functions that need a current context.
+/// The same for functions that need a current context, which fail when it has failed.
 fn within(name: &'static str, f: impl FnOnce(&mut State) -> Done) -> Code {
     call(name, |state| {
-        if CURRENT.get() != CONTEXT || state.retained == 0 {
+        if CURRENT.get() != state.context.handle || state.context.retained == 0 {
             return wrong(INVALID_CONTEXT, format_args!("{name} without a context"));
         }
-        f(state)
+        match state.lost {
+            Some(code) => {
+                state.capture = None;
+                Err(code)
+            }
+            None => f(state),
+        }
     })
 }
 
@@ -148,6 +156,34 @@ impl State {
     fn handle(&mut self) -> usize {
         self.next += 16;
         0x1000 + self.next
+    }
+
+    /// Fails if the environment asks for that. `list` is what the call records or replays.
+    fn not_faulty(&mut self, name: &str, list: &[Work]) -> Done {
+        let count = self.calls.get(name).copied().unwrap_or_default();
+        match Fault::of(name, count, list) {
+            Some((code, poison)) => {
+                self.lost = self.lost.or(poison.then_some(code));
+                Err(code)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The GPU whose context is retained.
+    fn gpu(&self) -> &'static faults::Gpu {
+        &GPUS[self.context.device]
+    }
+
+    /// Ends the context. What one that has failed still holds goes with it.
+    fn destroy(&mut self) -> Done {
+        let leaks = if self.lost.is_none() { self.leaks() } else { Vec::new() };
+        let State { started, next, seed, context, calls, .. } = std::mem::take(self);
+        *self = State { started, next, seed, context, calls, ..State::default() };
+        match &leaks[..] {
+            [] => Ok(()),
+            _ => wrong(0, format_args!("never freed: {}", leaks.join(", "))),
+        }
     }
 
     /// Fails if a stream is being captured, which forbids this call and spoils the capture.
@@ -164,7 +200,7 @@ impl State {
     /// Puts work into a stream, or into its capture.
     fn push(&mut self, stream: usize, work: Work) -> Done {
         let kernel = matches!(work, Work::Launch { .. });
-        let early = matches!(work, Work::Launch { overlapped: true, .. });
+        let early = work::overlaps(&work);
         let before = match &self.capture {
             Some((captured, list)) if *captured == stream => {
                 matches!(list.as_ref().and_then(|list| list.last()), Some(Work::Launch { .. }))
@@ -213,7 +249,8 @@ impl State {
 
     /// Bytes of device memory that are not allocated.
     fn free_memory(&self) -> usize {
-        MEMORY - self.allocations.values().sum::<usize>()
+        let recorded: usize = self.executables.values().map(|list| RECORDED * list.len()).sum();
+        self.gpu().memory.saturating_sub(self.allocations.values().sum::<usize>() + recorded)
     }
 
     /// Whether these bytes are allocated on the device.

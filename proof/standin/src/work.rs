@@ -4,7 +4,7 @@ use std::{slice, sync::Arc, time::Instant};
 
 use bitnet_ptxsim::{Launch, Module, Param};
 
-use super::{Done, ILLEGAL_ADDRESS, State, wrong};
+use super::{Code, Done, ILLEGAL_ADDRESS, State, wrong};
 
 #[derive(Clone)]
 pub(super) enum Work {
@@ -34,6 +34,13 @@ pub(super) enum Work {
         bytes: usize,
     },
     Record(usize),
+    /// Fails, and the context with it.
+    Fail(Code),
+}
+
+/// Whether it is a launch that may begin before the one before it has ended.
+pub(super) fn overlaps(work: &Work) -> bool {
+    matches!(work, Work::Launch { overlapped: true, .. })
 }
 
 impl Work {
@@ -59,6 +66,7 @@ impl State {
                     params,
                     seed: self.seed,
                     overlapped,
+                    matrix_unit: self.gpu().matrix_unit(),
                     ..Launch::new(1, block)
                 };
                 match module.launch(&name, &mut self.memory, &launch) {
@@ -66,6 +74,7 @@ impl State {
                     Err(e) => wrong(ILLEGAL_ADDRESS, e),
                 }
             }
+            Work::Fail(code) => Err(code),
             Work::Set { address, byte, bytes } => self.store(address, &vec![byte; bytes]),
             Work::ToDevice { to, from, then } => {
                 if !self.pins(from, then.len()) {

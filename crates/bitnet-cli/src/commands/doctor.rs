@@ -1,7 +1,7 @@
 use bitnet::kernels::{
     Backend, BackendInfo, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded},
-    gpu::{DeviceInfo, Driver, cubins::FILE, tilings},
+    gpu::{DeviceInfo, Driver, RecordingState, cubins::FILE, tilings},
 };
 use bitnet::{Device, SystemMemory, load::Home};
 use serde::Serialize;
@@ -58,10 +58,14 @@ struct GpuFacts {
     compiled_because: Option<String>,
     /// Number of products that are launched as a tuning run has measured.
     products_tuned: usize,
+    /// How launches that come again are recorded: `overlapping`, `in turn` or `never`.
+    recorded: &'static str,
+    /// The same in words, with what the driver failed at.
+    recordings: String,
 }
 
 impl GpuFacts {
-    fn of(info: &DeviceInfo) -> Self {
+    fn of(info: &DeviceInfo, recordings: &RecordingState) -> Self {
         GpuFacts {
             name: info.name.clone(),
             compute_capability: format!("{}.{}", info.capability.0, info.capability.1),
@@ -72,6 +76,8 @@ impl GpuFacts {
             kernels_compiled: info.code.compiled,
             compiled_because: info.code.reason.clone(),
             products_tuned: info.tilings.len(),
+            recorded: recordings.how.name(),
+            recordings: recordings.to_string(),
         }
     }
 
@@ -126,8 +132,8 @@ pub fn examine_all<D: Driver + 'static>(
     let (info, kv) = (cpu.info(), cpu.kv_type());
     let gpu = match common.device {
         Device::Cpu => Err("not checked (--device cpu)".to_owned()),
-        Device::Cuda(index) => Ok(machine.gpu(index)?),
-        _ => machine.gpu(0).map_err(|why| why.to_string()),
+        Device::Cuda(index) => Ok((index, machine.gpu(index)?)),
+        _ => machine.first_gpu(),
     };
     let cases = cases();
     let isas: Vec<Isa> = Isa::available().collect();
@@ -138,13 +144,14 @@ pub fn examine_all<D: Driver + 'static>(
         conformance.push(examine(&mut Cpu::new(isa, info.threads)?.keeping(kv), check, &cases, &bar));
     }
     // A missing GPU has been reported, and need not be looked for again.
-    let device = if gpu.is_ok() { common.device } else { Device::Cpu };
+    let device = gpu.as_ref().map_or(Device::Cpu, |(index, _)| Device::Cuda(*index));
     let common = &Common { device, ..common.clone() };
     let machine = &Machine { common, ..*machine };
     let (mut gpus, mut gpu_note) = (Vec::new(), String::new());
     match gpu {
-        Ok(mut gpu) => {
-            let facts = GpuFacts::of(gpu.driver().info());
+        Ok((_, mut gpu)) => {
+            let recordings = gpu.recordings().clone();
+            let facts = GpuFacts::of(gpu.driver().info(), &recordings);
             gpu_note = format!(
                 "{}, compute capability {}, CUDA {}",
                 facts.name, facts.compute_capability, facts.cuda
@@ -247,7 +254,11 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("gpus       {}", r.gpu_note),
     ];
     for gpu in &r.gpus {
-        lines.extend([format!("gpu code   {}", gpu.code()), format!("gpu tiles  {}", gpu.tiles())]);
+        lines.extend([
+            format!("gpu code   {}", gpu.code()),
+            format!("gpu tiles  {}", gpu.tiles()),
+            format!("gpu steps  {}", gpu.recordings),
+        ]);
     }
     lines.push("kernels compared with the reference:".into());
     for o in &r.conformance {
@@ -281,6 +292,8 @@ mod tests {
             kernels_compiled: compiled,
             compiled_because: why.map(str::to_owned),
             products_tuned: compiled,
+            recorded: "never",
+            recordings: String::new(),
         };
         assert_eq!(facts(38, 0, None).code(), "38 kernels from bitnet.cubins");
         let some = facts(37, 1, Some("bitnet.cubins is damaged")).code();

@@ -238,10 +238,15 @@ fn failing(call: Call, error: GpuError) -> Tap {
 
 type Open = fn(usize) -> Result<Tap, GpuError>;
 
+/// The only GPU of a machine.
+fn only(index: usize, tap: Tap) -> Result<Tap, GpuError> {
+    if index == 0 { Ok(tap) } else { Err(GpuError::NoDevice { index, count: 1 }) }
+}
+
 /// GPUs that cannot be used, and part of the message for each.
 const REFUSED: [(Open, &str); 6] = [
     (|_| Err(GpuError::DriverMissing), "no NVIDIA driver"),
-    (|_| Ok(Tap::of(Simulator::with(|info| info.capability = (7, 5))).0), "compute capability 7.5"),
+    (|i| only(i, Tap::of(Simulator::with(|info| info.capability = (7, 5))).0), "compute capability 7.5"),
     (|_| Ok(Tap::of(Simulator::with(|info| info.driver = 11_020)).0), "supports CUDA 11.2"),
     (
         |_| {
@@ -251,7 +256,7 @@ const REFUSED: [(Open, &str); 6] = [
         "refused kernel sm80_embed_bf16: ptxas error line 7",
     ),
     (
-        |_| Ok(failing(Call::Alloc, GpuError::OutOfMemory { what: "weights", bytes: 2, free: 1 })),
+        |i| only(i, failing(Call::Alloc, GpuError::OutOfMemory { what: "weights", bytes: 2, free: 1 })),
         "no GPU memory for weights (2 bytes, 1 free)",
     ),
     (
@@ -283,6 +288,43 @@ fn a_gpu_that_can_be_used_is_used_where_no_device_is_named() {
     let loaded = load("auto", |_| Ok(Tap::of(Simulator::default()).0)).unwrap();
     assert!(loaded.refused.is_none() && loaded.model.device().is_some());
     assert_eq!(loaded.model.backend().device, "simulator");
+}
+
+/// The last GPU of `several` can be used.
+fn several(index: usize) -> Result<Tap, GpuError> {
+    let busy = || GpuError::Busy { name: "simulator".into(), reason: "exclusive".into() };
+    match index {
+        0 => Ok(Tap::of(Simulator::with(|info| info.capability = (7, 5))).0),
+        1 => Err(busy()),
+        2 => Ok(failing(Call::Alloc, GpuError::OutOfMemory { what: "weights", bytes: 2, free: 1 })),
+        3 => Ok(Tap::of(Simulator::with(|info| info.memory = 4 << 20)).0),
+        4 => Ok(Tap::of(Simulator::default()).0),
+        _ => panic!("a GPU was found"),
+    }
+}
+
+#[test]
+fn a_gpu_that_is_too_old_busy_or_full_is_passed_over_for_the_next_and_a_note_says_so() {
+    let machine = bitnet::load::Machine { threads: Some(1), ..Default::default() };
+    let checkpoint = model_arg::open("synthetic:tiny").unwrap();
+    let load = |open: Open| bitnet::load::load_by(&machine, open, &checkpoint, WANT, &mut |_, _| {}).unwrap();
+    let loaded = load(several);
+    assert_eq!((loaded.gpu.as_ref().unwrap().index, loaded.refusal()), (4, None));
+    let notes = loaded.notes();
+    let [note] = &notes[..] else { panic!("{notes:?}") };
+    for part in
+        ["computing on GPU 4: GPU 0: ", "7.5", "; GPU 1: ", "is busy (exclusive)", "; GPU 3: the model needs"]
+    {
+        assert!(note.contains(part), "{note}");
+    }
+    // Any other failure would come again, or says that something is wrong with the machine.
+    let loaded = load(|index| if index == 0 { (REFUSED[5].0)(0) } else { several(4) });
+    assert!(loaded.gpu.is_none() && loaded.notes()[0].starts_with("computing on the CPU: the GPU failed"));
+    // With no other GPU, each says why.
+    let loaded =
+        load(|index| if index < 2 { several(index) } else { Err(GpuError::NoDevice { index, count: 2 }) });
+    let why = loaded.refusal().unwrap();
+    assert!(why.contains("GPU 0: ") && why.contains("; GPU 1: ") && loaded.model.device().is_none(), "{why}");
 }
 
 /// The speed of the CPU is not mistaken for a GPU's: the report names the device and the reason.

@@ -135,12 +135,13 @@ impl<D: Driver> Backend for Gpu<D> {
     }
 
     fn device(&self) -> Option<DeviceStatus> {
-        let (total, counts) = (self.driver.info().memory, self.counts);
+        let (total, counts) = (self.driver.info().memory, self.counts());
         let used = total.saturating_sub(self.free);
         Some(DeviceStatus {
             memory_used: used as u64,
             memory_total: total as u64,
             counts,
+            recorded: self.recordings().how,
             lost: self.lost.is_some(),
         })
     }

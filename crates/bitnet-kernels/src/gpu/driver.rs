@@ -1,69 +1,9 @@
 //! What a GPU driver must provide: memory, copies, launches and recordings. NVIDIA's driver implements it, and so does
 //! the simulator of the tests, so that tests launch exactly what users launch.
 
-use std::{borrow::Cow, ptr, time::Duration};
+use std::{ptr, time::Duration};
 
-use super::{
-    GpuError,
-    table::{Kernel, overlapped, waits},
-    tilings::Tiling,
-};
-
-/// Properties of a GPU, as its driver reports them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// The vendor's name for it.
-    pub name: String,
-    /// Major and minor compute capability.
-    pub capability: (u32, u32),
-    /// Version of CUDA that the driver supports, `1000 * major + 10 * minor`.
-    pub driver: i32,
-    /// Bytes of device memory.
-    pub memory: usize,
-    /// Maximum shared memory of a block in bytes.
-    pub shared: u32,
-    /// Number of multiprocessors.
-    pub processors: u32,
-    /// Whether a launch may begin before the launches before it have ended. Kernels then wait for these themselves.
-    pub overlap: bool,
-    /// Whether a product takes the tile of its number of tokens and not the one that is estimated to take the least
-    /// time, so that tests reach every kernel. Results have the same bits.
-    pub tiles_by_size: bool,
-    /// Whether the highest logits are found by bounds. Tokens are the same.
-    pub shortlists: bool,
-    /// How products are launched that a tuning run has measured on this GPU; other launches are estimated.
-    pub tilings: Vec<Tiling>,
-    /// Where the machine code of the kernels that are loaded came from.
-    pub code: LoadedCode,
-}
-
-/// Where the machine code of loaded kernels came from.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LoadedCode {
-    /// Number of kernels from the file beside the program ([`super::cubins`]).
-    pub shipped: usize,
-    /// Number of kernels that the driver has compiled.
-    pub compiled: usize,
-    /// Why the driver has compiled the first of them.
-    pub reason: Option<String>,
-}
-
-impl DeviceInfo {
-    /// The name of the set of texts that the GPU loads.
-    pub fn texts(&self) -> &'static str {
-        if self.overlap { "sm90" } else { "sm80" }
-    }
-
-    /// Whether launches of the kernel with this text overlap with those before.
-    pub fn overlaps(&self, text: &str) -> bool {
-        self.overlap && waits(text)
-    }
-
-    /// What the GPU loads of the kernel with this text.
-    pub fn text_for<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.overlaps(text) { overlapped(text).into() } else { text.into() }
-    }
-}
+use super::{DeviceInfo, GpuError, table::Kernel};
 
 /// One argument of a kernel, with the declared type of its parameter. A step compares thousands with recorded ones, so
 /// every type has the same form.
@@ -245,7 +185,7 @@ pub const MARKS: usize = 4;
 /// [`super::Cuda`] and the simulator of the tests implement it, so that tests launch exactly what users launch. The
 /// driver does not check addresses: the launch code ensures that they point to what a kernel expects. A wrong address
 /// can corrupt the GPU's memory and end in [`GpuError::Failed`], but cannot touch the host's memory.
-pub trait Driver: Send {
+pub trait Driver: Send + Sized {
     /// A kernel ready to be launched.
     type Function: Send;
     /// Recorded launches, ready to be run together.
@@ -253,6 +193,12 @@ pub trait Driver: Send {
 
     /// Properties of the GPU.
     fn info(&self) -> &DeviceInfo;
+
+    /// The same GPU, opened again after it has failed: all memory, kernels and recordings are gone.
+    ///
+    /// # Errors
+    /// If the GPU does not answer, or cannot be opened again.
+    fn reopened(self) -> Result<Self, GpuError>;
 
     /// Whether a compiler, which can be wrong, turns the kernels' texts into machine code. If so, every kernel runs a
     /// case with a known answer when the GPU is opened.
@@ -279,8 +225,16 @@ pub trait Driver: Send {
     /// Runs a kernel, loaded as `function`.
     fn launch(&mut self, launch: &Launch, function: &Self::Function) -> Result<(), GpuError>;
 
-    /// Records launches, each with its loaded kernel, to be run together. Nothing runs yet.
-    fn record(&mut self, launches: &[(&Launch, &Self::Function)]) -> Result<Self::Graph, GpuError>;
+    /// Records launches, each with its loaded kernel, to be run together. Nothing runs yet. Without `overlap`, each
+    /// kernel begins when the one before it has ended.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] if there is no room for the recording, or whatever else the driver fails at.
+    fn record(
+        &mut self,
+        launches: &[(&Launch, &Self::Function)],
+        overlap: bool,
+    ) -> Result<Self::Graph, GpuError>;
 
     /// Runs recorded launches.
     fn replay(&mut self, graph: &Self::Graph) -> Result<(), GpuError>;

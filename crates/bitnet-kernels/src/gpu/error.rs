@@ -16,6 +16,12 @@ pub enum GpuError {
     /// The driver is installed but does not start.
     #[error("the NVIDIA driver does not start ({reason}): reinstall it, or use --device cpu")]
     Unavailable { reason: String },
+    /// The driver does not give the GPU to this program.
+    #[error(
+        "{name} is busy ({reason}): end the program that holds it or its memory, choose another with --device cuda:N, \
+         or use --device cpu"
+    )]
+    Busy { name: String, reason: String },
     /// The driver is too old for the kernels.
     #[error(
         "the NVIDIA driver supports CUDA {}.{}, the kernels need 11.4: install driver 470 or newer, or use \
@@ -54,9 +60,11 @@ pub enum GpuError {
         joined(log)
     )]
     ModuleRefused { kernel: &'static str, log: String },
-    /// Launches could not be recorded; they run without a recording.
-    #[error("launches were not recorded: {reason}")]
-    NotRecorded { reason: String },
+    /// The GPU failed at a recording when it was opened, and could not be opened again.
+    #[error(
+        "the GPU failed when recordings were tried ({reason}): restart the process with BITNET_GPU=no-recordings"
+    )]
+    TrialFailed { reason: String },
     /// `BITNET_GPU` contains an unknown switch.
     #[error(
         "{switch:?} in BITNET_GPU is not a switch: give any of no-overlap, no-bounds, tiles-by-size, compile, \

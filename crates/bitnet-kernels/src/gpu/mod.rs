@@ -8,14 +8,17 @@ pub mod cubins;
 mod cuda;
 mod driver;
 mod error;
+mod info;
 mod layout;
 mod memory;
 mod ops;
 mod prepare;
 mod queue;
+mod recordings;
 mod self_test;
 pub mod table;
 pub mod tilings;
+mod trial;
 mod upload;
 mod work_items;
 
@@ -25,8 +28,9 @@ use crate::HeadCounts;
 
 pub use ceilings::Ceilings;
 pub use cuda::Cuda;
-pub use driver::{Arg, DeviceInfo, Driver, Entry, Grid, Launch, LoadedCode, MARKS};
+pub use driver::{Arg, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
+pub use info::{DeviceInfo, LoadedCode};
 use layout::{CopySize, ShortlistBuffers};
 pub use layout::{
     Delta, Dense, Gain, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, head_copy_bytes,
@@ -36,6 +40,7 @@ pub use memory::DeviceBuffer;
 use memory::Returned;
 use ops::Plans;
 use queue::{Queue, WaitingNorm};
+pub use recordings::{Recorded, RecordingState, recordings_bytes};
 use table::{KERNELS, Kernel};
 use upload::{Described, Uploads};
 
@@ -69,7 +74,8 @@ pub struct Counts {
     pub allocations: u64,
     /// Sequences of launches that were recorded.
     pub recordings: u64,
-    /// Recordings that the driver failed to make; after the first, launches are handed to it one by one.
+    /// Recordings that the driver failed to make or to run. After the first, launches no longer overlap in recordings;
+    /// after the second, or where they never did, they are handed over one by one.
     pub unrecorded: u64,
     /// Runs of recordings.
     pub replays: u64,
@@ -136,7 +142,8 @@ pub struct Gpu<D: Driver> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Makes a backend for the driver's GPU, and loads and checks every kernel.
+    /// Makes a backend for the driver's GPU, loads and checks every kernel, and tries recordings. A GPU that fails at
+    /// recordings is opened again and used without them.
     ///
     /// # Errors
     /// If the driver or the GPU is too old for the kernels, the driver refuses one, or one computes wrong results.
@@ -149,6 +156,29 @@ impl<D: Driver> Gpu<D> {
             let (major, minor) = info.capability;
             return Err(GpuError::TooOld { name: info.name.clone(), major, minor });
         }
+        let mut state = RecordingState::of(info);
+        loop {
+            let tried = state.how;
+            let mut gpu = Self::load(driver, state)?;
+            gpu.self_test()?;
+            match gpu.try_recordings() {
+                Ok(()) => return gpu.ready(),
+                Err(failure @ GpuError::Failed { .. }) if tried != Recorded::Never => {
+                    let reason = failure.to_string();
+                    state = gpu.queue.recordings.state;
+                    state.failed(failure);
+                    state.how = tried.simpler();
+                    driver = gpu.driver.reopened().map_err(|again| GpuError::TrialFailed {
+                        reason: format!("{reason}; then {again}").replace("; restart the process", ""),
+                    })?;
+                }
+                Err(other) => return Err(other),
+            }
+        }
+    }
+
+    /// Loads every kernel.
+    fn load(mut driver: D, recordings: RecordingState) -> Result<Self, GpuError> {
         let load = |&kernel: &&'static Kernel| {
             Ok(Loaded { entry: Entry::of(kernel), function: driver.load(kernel)? })
         };
@@ -162,11 +192,10 @@ impl<D: Driver> Gpu<D> {
         let parts = DeviceBuffer::new(&mut driver, &returned, parts, "parts of sums")?;
         let tickets = DeviceBuffer::new(&mut driver, &returned, tickets, "tickets of sums")?;
         let computed = DeviceBuffer::new(&mut driver, &returned, 8, "number of computed logits")?;
-        let free = driver.free_memory()?;
-        let mut gpu = Gpu {
+        Ok(Gpu {
             driver,
             kernels,
-            queue: Queue::default(),
+            queue: Queue::new(recordings),
             norm: None,
             returned,
             uploads: Uploads::default(),
@@ -186,15 +215,20 @@ impl<D: Driver> Gpu<D> {
             computed,
             mixed: None,
             mixed_len: 0,
-            free,
+            free: 0,
             counts: Counts::default(),
             lost: None,
-        };
-        gpu.self_test()?;
-        gpu.plans = Plans::new(gpu.driver.info().tiles_by_size);
-        gpu.shortlists = gpu.driver.info().shortlists;
-        gpu.use_tilings(&gpu.driver.info().tilings.clone())?;
-        Ok(gpu)
+        })
+    }
+
+    /// Starts counting, and takes the launches that are meant for this GPU.
+    fn ready(mut self) -> Result<Self, GpuError> {
+        self.counts = Counts::default();
+        self.free = self.driver.free_memory()?;
+        self.plans = Plans::new(self.driver.info().tiles_by_size);
+        self.shortlists = self.driver.info().shortlists;
+        self.use_tilings(&self.driver.info().tilings.clone())?;
+        Ok(self)
     }
 
     /// Makes no int8 copy of the output head, for callers that need all logits.
@@ -209,7 +243,12 @@ impl<D: Driver> Gpu<D> {
 
     /// Counts of what has been done so far.
     pub fn counts(&self) -> Counts {
-        self.counts
+        Counts { unrecorded: self.queue.recordings.state.failures, ..self.counts }
+    }
+
+    /// How launches are recorded, and why not in a faster way.
+    pub fn recordings(&self) -> &RecordingState {
+        &self.queue.recordings.state
     }
 
     /// Queues a kernel with `shared` bytes of dynamic shared memory, after a norm that waits. A launch without blocks,

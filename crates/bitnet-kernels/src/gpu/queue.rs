@@ -1,19 +1,13 @@
 //! Queues the work of a step until the caller waits for it, then hands everything to the driver at once: the inputs
 //! that changed, and all launches.
 
-use std::{collections::VecDeque, time::Instant};
+use std::time::Instant;
 
 use super::{
-    Arg, Driver, Entry, Gpu, GpuError, Grid, Launch,
+    Arg, Driver, Entry, Gpu, GpuError, Grid, Launch, Recorded,
+    recordings::{RecordingState, Recordings},
     table::{Kernel, NORM_QUANTIZE},
 };
-
-/// Minimum number of launches to record.
-const WORTH: usize = 8;
-/// Maximum number of recordings; the least recently used one is dropped for a new one.
-const KEPT: usize = 128;
-/// Number of earlier hand-overs that are remembered, to record those that come again.
-const REMEMBERED: usize = 256;
 
 /// Mark in the driver's queue: before the inputs of a step.
 const BEGIN: usize = 0;
@@ -24,16 +18,6 @@ const COMPUTED: usize = 2;
 /// Mark after the results.
 const READ: usize = 3;
 
-/// Recorded launches. The launches themselves are the key: a recording replaces only launches that are equal in every
-/// kernel, grid, address and number.
-struct Recording<G> {
-    launches: Vec<Launch>,
-    hash: u64,
-    graph: G,
-    /// Number of the hand-over that last used it.
-    used: u64,
-}
-
 /// Waiting launches, and recordings of previous ones.
 pub(super) struct Queue<G> {
     waiting: Vec<Launch>,
@@ -43,40 +27,39 @@ pub(super) struct Queue<G> {
     followed: usize,
     /// Launches that ran, whose memory the next ones take.
     spare: Vec<Launch>,
-    recordings: Vec<Recording<G>>,
-    /// Hashes of the last hand-overs that are worth a recording but ran without one.
-    seen: VecDeque<u64>,
+    pub(super) recordings: Recordings<G>,
     handed_over: u64,
     /// Whether a hand-over has marks that are not read yet.
     marked: bool,
     /// Whether results have been read since.
     read: bool,
-    /// Whether the driver failed to record; if so, it is not asked to record again.
-    refused: bool,
 }
 
-impl<G> Default for Queue<G> {
-    fn default() -> Self {
+impl<G> Queue<G> {
+    /// An empty queue.
+    pub(super) fn new(state: RecordingState) -> Self {
         Queue {
             waiting: Vec::new(),
             following: None,
             followed: 0,
             spare: Vec::new(),
-            recordings: Vec::new(),
-            seen: VecDeque::new(),
+            recordings: Recordings::new(state),
             handed_over: 0,
             marked: false,
             read: false,
-            refused: false,
         }
     }
-}
 
-impl<G> Queue<G> {
+    /// Forgets all recordings, and returns them. Nothing may wait.
+    pub(super) fn forget(&mut self) -> Vec<G> {
+        (self.following, self.followed) = (None, 0);
+        self.recordings.clear()
+    }
+
     /// Whether a launch is the next one of the recording that was followed so far; if so, nothing is left to do for it.
     pub(super) fn follow(&mut self, kernel: &'static Kernel, grid: Grid, args: &[Arg]) -> bool {
         let Some(at) = self.following else { return false };
-        let next = self.recordings[at].launches.get(self.followed);
+        let next = self.recordings.get(at).launches.get(self.followed);
         let follows = next.is_some_and(|next| next.is(kernel, grid, args));
         if follows {
             self.followed += 1
@@ -94,7 +77,7 @@ impl<G> Queue<G> {
 
     /// Names of the kernels that were handed over last, each once. Nothing may wait.
     pub(super) fn last(&self) -> Vec<&'static str> {
-        let launches = self.following.map_or(&self.spare, |at| &self.recordings[at].launches);
+        let launches = self.following.map_or(&self.spare, |at| &self.recordings.get(at).launches);
         let mut names = Vec::new();
         for name in launches.iter().map(|launch| launch.kernel().name) {
             if !names.contains(&name) {
@@ -112,34 +95,27 @@ impl<G> Queue<G> {
     fn leave(&mut self) {
         if let Some(at) = self.following.take() {
             let followed = std::mem::take(&mut self.followed);
-            self.waiting.extend_from_slice(&self.recordings[at].launches[..followed]);
+            self.waiting.extend_from_slice(&self.recordings.get(at).launches[..followed]);
         }
     }
 
     /// The index of the recording that equals what waits, or what waits, with its hash. Nothing waits any more.
     fn take(&mut self) -> Result<usize, (Vec<Launch>, u64)> {
-        if let Some(at) = self.following.filter(|&at| self.followed == self.recordings[at].launches.len()) {
+        if let Some(at) = self.following.filter(|&at| self.followed == self.recordings.get(at).launches.len())
+        {
             self.followed = 0;
             return Ok(at);
         }
         self.leave();
         let launches = std::mem::take(&mut self.waiting);
         let hash = launches.iter().fold(0, |hash, launch| launch.hash(hash));
-        let equal = |known: &Recording<G>| known.hash == hash && known.launches == launches;
-        match self.recordings.iter().position(equal) {
+        match self.recordings.position(&launches, hash) {
             Some(at) => {
                 self.spare = launches;
                 Ok(at)
             }
             None => Err((launches, hash)),
         }
-    }
-
-    /// Makes room for another recording. Returns the one to discard, if there are too many.
-    fn make_room(&mut self) -> Option<G> {
-        let oldest = self.recordings.iter().enumerate().min_by_key(|(_, r)| r.used).map(|(at, _)| at);
-        let oldest = oldest.filter(|_| self.recordings.len() == KEPT)?;
-        Some(self.recordings.swap_remove(oldest).graph)
     }
 }
 
@@ -185,16 +161,9 @@ impl<D: Driver> Gpu<D> {
         self.driver.mark(SENT)?;
         let begun = Instant::now();
         self.queue.handed_over += 1;
-        let recorded = match self.queue.take() {
-            Ok(at) => Some(at),
+        match self.queue.take() {
+            Ok(at) => self.replay(at)?,
             Err((launches, hash)) => self.record_or_launch(launches, hash)?,
-        };
-        if let Some(at) = recorded {
-            let recording = &mut self.queue.recordings[at];
-            recording.used = self.queue.handed_over;
-            self.driver.replay(&recording.graph)?;
-            self.counts.replays += 1;
-            self.queue.following = recorded;
         }
         self.counts.times.launch += begun.elapsed();
         self.driver.mark(COMPUTED)?;
@@ -202,46 +171,71 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Records launches that were handed over before, and returns the index of the recording. Others run one by one.
-    fn record_or_launch(&mut self, launches: Vec<Launch>, hash: u64) -> Result<Option<usize>, GpuError> {
-        if let Some(graph) = self.record(&launches, hash) {
-            self.queue.recordings.push(Recording { launches, hash, graph, used: 0 });
-            return Ok(Some(self.queue.recordings.len() - 1));
+    /// Replays a recording. If the driver fails at once, nothing of it has run: its launches are then handed over in the
+    /// next simpler way. Should the GPU itself have failed, that fails too.
+    fn replay(&mut self, at: usize) -> Result<(), GpuError> {
+        let recording = self.queue.recordings.get_mut(at);
+        recording.used = self.queue.handed_over;
+        match self.driver.replay(&recording.graph) {
+            Ok(()) => {
+                self.counts.replays += 1;
+                self.queue.following = Some(at);
+                Ok(())
+            }
+            Err(failure) => {
+                let recording = self.queue.recordings.take(at);
+                self.driver.discard(recording.graph);
+                self.simplify(failure);
+                self.record_or_launch(recording.launches, recording.hash)
+            }
+        }
+    }
+
+    /// Records launches that were handed over before, and replays them. Others run one by one.
+    fn record_or_launch(&mut self, launches: Vec<Launch>, hash: u64) -> Result<(), GpuError> {
+        while self.queue.recordings.wanted(hash) {
+            match self.record(&launches) {
+                Ok(graph) => {
+                    let at = self.queue.recordings.keep(launches, hash, graph);
+                    return self.replay(at);
+                }
+                Err(failure) => {
+                    let recordings = &mut self.queue.recordings;
+                    let full = matches!(failure, GpuError::OutOfMemory { .. });
+                    match full.then(|| recordings.take_oldest()).flatten() {
+                        Some(unused) => self.driver.discard(unused),
+                        None => self.simplify(failure),
+                    }
+                }
+            }
         }
         for launch in &launches {
             self.driver.launch(launch, &self.kernels.get(launch.kernel()).function)?;
         }
-        let Queue { seen, spare, .. } = &mut self.queue;
-        if launches.len() >= WORTH {
-            if seen.len() == REMEMBERED {
-                seen.pop_front();
-            }
-            seen.push_back(hash);
-        }
-        *spare = launches;
-        Ok(None)
+        self.queue.recordings.saw(&launches, hash);
+        self.queue.spare = launches;
+        Ok(())
     }
 
-    /// Records launches whose hash equals that of a previous hand-over. If the driver cannot record them, they are
-    /// launched one by one, which reports any other error.
-    fn record(&mut self, launches: &[Launch], hash: u64) -> Option<D::Graph> {
-        if self.queue.refused || !self.queue.seen.contains(&hash) {
-            return None;
-        }
-        if let Some(unused) = self.queue.make_room() {
+    fn record(&mut self, launches: &[Launch]) -> Result<D::Graph, GpuError> {
+        if let Some(unused) = self.queue.recordings.make_room() {
             self.driver.discard(unused);
         }
         let loaded: Vec<_> =
             launches.iter().map(|launch| (launch, &self.kernels.get(launch.kernel()).function)).collect();
-        let graph = self.driver.record(&loaded);
-        match graph {
-            Ok(_) => self.counts.recordings += 1,
-            Err(_) => {
-                self.counts.unrecorded += 1;
-                self.queue.refused = true;
-            }
+        let graph = self.driver.record(&loaded, self.queue.recordings.state.how == Recorded::Overlapping)?;
+        self.counts.recordings += 1;
+        Ok(graph)
+    }
+
+    /// Goes on without the recordings at whose kind the driver failed.
+    fn simplify(&mut self, failure: GpuError) {
+        let state = &mut self.queue.recordings.state;
+        state.failed(failure);
+        state.how = state.how.simpler();
+        for unused in self.queue.forget() {
+            self.driver.discard(unused);
         }
-        graph.ok()
     }
 
     /// Copies to the device, after all waiting work.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use bitnet_tensor::DType;
 
 use super::{
-    Counts, Driver, Gpu, GpuError, LoadedCode, cubins,
+    Driver, Gpu, GpuError, LoadedCode, cubins,
     layout::CopySize,
     table::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
@@ -161,8 +161,6 @@ impl<D: Driver> Gpu<D> {
         (self.shortlist, self.largest_copy, self.head) = (None, CopySize::default(), HeadCounts::default());
         self.send(self.computed.address(), &[0; 8])?;
         (self.mixed, self.mixed_len) = (None, 0);
-        self.counts = Counts::default();
-        self.free = self.driver.free_memory()?;
         trusted().push(code);
         Ok(())
     }

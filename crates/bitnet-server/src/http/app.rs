@@ -10,7 +10,7 @@ use std::{
 };
 
 use axum::{extract::Request, http::HeaderMap};
-use bitnet::inference::DrainReport;
+use bitnet::{inference::DrainReport, kernels::gpu::Recorded};
 
 use crate::{
     config::ServerConfig,
@@ -68,6 +68,12 @@ impl App {
     /// Why the model's device is lost, if it is. Only a new process cures that.
     pub fn lost(&self) -> Option<String> {
         self.service.get()?.engine.lost().map(|lost| lost.to_string())
+    }
+
+    /// Number of recordings of launches at which the GPU's driver failed, and how launches are recorded since.
+    pub(crate) fn recording_failures(&self) -> Option<(u64, Recorded)> {
+        let device = self.service.get()?.engine.status().device?;
+        Some((device.counts.unrecorded, device.recorded))
     }
 
     /// The service, whether or not it accepts requests.

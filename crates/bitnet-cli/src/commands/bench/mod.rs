@@ -56,7 +56,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let common = machine.common;
     let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
     let (want, prefill) = (want(args, &checkpoint)?, prefill(args));
-    let Loaded { mut model, weights, time, refused, .. } = machine.load(&checkpoint, want)?;
+    let Loaded { mut model, weights, time, gpu, refused, .. } = machine.load(&checkpoint, want)?;
     if args.tune.is_some() && model.device().is_none() {
         let what = "only a GPU can launch a product in several ways";
         return Err(CliError::usage(what, "--tune", "give --device cuda, or leave it out"));
@@ -108,7 +108,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     // The kernels need the memory.
     drop(model);
     if args.kernels {
-        kernels(machine, args, &checkpoint, &mut report, &save)?;
+        kernels(machine, gpu.unwrap_or(0), args, &checkpoint, &mut report, &save)?;
     }
     Ok(report)
 }
@@ -147,9 +147,10 @@ fn unmeasured(
     }
 }
 
-/// Measures the kernels of the backend in the report.
+/// Measures the kernels of the backend in the report; `index` is the number of its GPU.
 fn kernels<D: Driver + 'static>(
     machine: &Machine<'_, D>,
+    index: usize,
     args: &BenchArgs,
     checkpoint: &Checkpoint,
     report: &mut Report,
@@ -164,7 +165,6 @@ fn kernels<D: Driver + 'static>(
     let tuned: &[usize] = if args.tune.is_some() { &TUNED } else { &[] };
     let sizes = Sizes { tuned, steps: &steps, batches: &args.batch, contexts: &contexts, prompt };
     if let Some(gpu) = &mut report.gpu {
-        let index = if let bitnet::Device::Cuda(index) = machine.common.device { index } else { 0 };
         let mut backend = machine.gpu(index)?;
         let ceilings = backend.ceilings()?;
         gpu.ceilings = Some(Peaks::from(ceilings));

@@ -20,6 +20,7 @@ use switches::Switches;
 use super::{
     Arg, DeviceInfo, Driver, GpuError, Launch, LoadedCode, MARKS,
     cubins::{self, Cubins},
+    recordings::recorded_bytes,
     table::Kernel,
     tilings::{self, Tiling},
 };
@@ -38,6 +39,8 @@ const NAP: Duration = Duration::from_micros(50);
 /// A GPU behind the NVIDIA driver.
 pub struct Cuda {
     library: Library,
+    /// The number by which it was opened.
+    index: usize,
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -180,16 +183,21 @@ impl Cuda {
         let overlaps = switches.overlap && info.capability >= OVERLAPS.0 && driver >= OVERLAPS.1;
         let overlapping = overlaps.then(library::launch_ex).flatten();
         info.overlap = overlapping.is_some();
+        info.recordings = switches.recordings;
         info.tiles_by_size = switches.tiles_by_size;
         info.shortlists = switches.shortlists;
         info.tilings = measured(&info.name)?;
         let mut context = ptr::null_mut();
         // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
         let retained = unsafe { (l.cuDevicePrimaryCtxRetain)(&mut context, device) };
-        check("cuDevicePrimaryCtxRetain", retained)?;
+        if retained != 0 {
+            let reason = format!("cuDevicePrimaryCtxRetain: {}", library::name_of(retained));
+            return Err(GpuError::Busy { name: info.name, reason });
+        }
         // From here on, `drop` frees everything.
         let mut cuda = Cuda {
             library: l,
+            index,
             device,
             context,
             stream: ptr::null_mut(),
@@ -223,17 +231,18 @@ impl Cuda {
         check("cuCtxSetCurrent", unsafe { (self.library.cuCtxSetCurrent)(self.context) })
     }
 
-    /// Puts a launch into the stream, to be run or recorded.
-    fn issue(&self, launch: &Launch, function: &Function) -> Result<(), GpuError> {
+    /// Puts a launch into the stream, to be run or recorded; with `overlap`, it may begin before the kernel before it
+    /// has ended.
+    fn issue(&self, launch: &Launch, function: &Function, overlap: bool) -> Result<(), GpuError> {
         let kernel = launch.kernel();
         assert!(ptr::eq(kernel, function.kernel), "a launch must run its own kernel");
         let mut values: Vec<u64> = launch.args().iter().map(Arg::bits).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| ptr::from_mut(v).cast()).collect();
         let grid = launch.grid();
         let [x, y, z] = grid.blocks;
-        let after_kernel = self.after_kernel.replace(true);
-        if let Some(overlapping) = self.overlapping.filter(|_| function.overlaps && after_kernel) {
-            let mut attribute = overlap();
+        let overlap = self.after_kernel.replace(true) && overlap && function.overlaps;
+        if let Some(overlapping) = self.overlapping.filter(|_| overlap) {
+            let mut attribute = overlap_attribute();
             let config = sys::CUlaunchConfig {
                 gridDimX: x,
                 gridDimY: y,
@@ -339,13 +348,13 @@ impl Cuda {
     }
 
     /// Captures launches into a graph, and always ends the capture.
-    fn capture(&self, launches: &[(&Launch, &Function)]) -> Result<sys::CUgraph, GpuError> {
+    fn capture(&self, launches: &[(&Launch, &Function)], overlap: bool) -> Result<sys::CUgraph, GpuError> {
         let l = self.library;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: `self` owns the stream, and nothing else captures it.
         check("cuStreamBeginCapture", unsafe { (l.cuStreamBeginCapture_v2)(self.stream, mode) })?;
         self.after_kernel.set(false);
-        let issued = launches.iter().try_for_each(|(launch, function)| self.issue(launch, function));
+        let issued = launches.iter().try_for_each(|(launch, function)| self.issue(launch, function, overlap));
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is being captured; the pointer is to a local that lives through the call.
         let ended = check("cuStreamEndCapture", unsafe { (l.cuStreamEndCapture)(self.stream, &mut graph) });
@@ -360,7 +369,7 @@ impl Cuda {
 }
 
 /// Lets a kernel begin before the one before it in the stream has ended.
-fn overlap() -> sys::CUlaunchAttribute {
+fn overlap_attribute() -> sys::CUlaunchAttribute {
     let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
     value.programmaticStreamSerializationAllowed = 1;
     let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -393,6 +402,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         overlap: false,
+        recordings: true,
         tiles_by_size: false,
         shortlists: true,
         tilings: Vec::new(),
@@ -429,6 +439,14 @@ impl Driver for Cuda {
 
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// The context of a failed GPU stays broken. When it is released, and no other part of the process uses it, the
+    /// driver makes a new one.
+    fn reopened(self) -> Result<Self, GpuError> {
+        let (library, switches, index) = (self.library, self.switches, self.index);
+        drop(self);
+        Self::with(library, switches, index)
     }
 
     fn compiles(&self) -> bool {
@@ -514,7 +532,7 @@ impl Driver for Cuda {
 
     fn launch(&mut self, launch: &Launch, function: &Function) -> Result<(), GpuError> {
         self.bind()?;
-        self.issue(launch, function)?;
+        self.issue(launch, function, true)?;
         if self.switches.sync {
             // SAFETY: `self` owns the stream.
             let ask = || unsafe { (self.library.cuStreamQuery)(self.stream) };
@@ -523,18 +541,19 @@ impl Driver for Cuda {
         Ok(())
     }
 
-    fn record(&mut self, launches: &[(&Launch, &Function)]) -> Result<Graph, GpuError> {
-        if !self.switches.recordings {
-            return Err(GpuError::NotRecorded { reason: "switched off".into() });
-        }
+    fn record(&mut self, launches: &[(&Launch, &Function)], overlap: bool) -> Result<Graph, GpuError> {
         self.bind()?;
         let l = self.library;
-        let graph = self.capture(launches)?;
+        let graph = self.capture(launches, overlap)?;
         let mut exec = ptr::null_mut();
         // SAFETY: the graph was just made; 0 are no flags.
         let made = unsafe { (l.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) };
         // SAFETY: as above; the executable graph no longer needs it.
         let _ = unsafe { (l.cuGraphDestroy)(graph) };
+        if made == library::OUT_OF_MEMORY {
+            let bytes = recorded_bytes(launches.len());
+            return Err(GpuError::OutOfMemory { what: "a recording", bytes, free: self.free_memory()? });
+        }
         check("cuGraphInstantiate", made)?;
         self.graphs.push(exec);
         Ok(Graph(exec))
@@ -582,11 +601,16 @@ impl Driver for Cuda {
 }
 
 impl Drop for Cuda {
-    /// Ignores failures, because the device is then already lost. If the device does not become idle, nothing is freed,
-    /// because it may still write to its memory.
+    /// Ignores failures, because the device is then already lost. A failed context is only released, and takes with it
+    /// what it holds. If the device does not become idle, nothing is freed, because it may still write to its memory.
     fn drop(&mut self) {
         let l = self.library;
         if !self.stream.is_null() && self.synchronize().is_err() {
+            // SAFETY: `self` owns the stream.
+            if unsafe { (l.cuStreamQuery)(self.stream) } != library::NOT_READY {
+                // SAFETY: retained when the GPU was opened.
+                let _ = unsafe { (l.cuDevicePrimaryCtxRelease_v2)(self.device) };
+            }
             return;
         }
         for &exec in &self.graphs {

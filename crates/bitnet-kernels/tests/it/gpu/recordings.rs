@@ -2,7 +2,7 @@
 
 use bitnet_kernels::{
     BLOCK_TOKENS, Grouping, KvShape, RowsKind, Run, Step,
-    gpu::{Driver, Gpu, GpuError, Int8Rows, Rows},
+    gpu::{Driver, Gpu, GpuError, Int8Rows, Recorded, Rows},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::{Call, Simulator, Tap};
@@ -63,21 +63,92 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
     }
 }
 
+fn failed(during: &'static str) -> GpuError {
+    GpuError::Failed { during, reason: "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED".into() }
+}
+
+/// A driver that fails at some calls, and how often each of them is made; the results are those without a recording.
 #[test]
-fn launches_that_cannot_be_recorded_run_one_by_one_and_are_counted() {
+fn a_driver_that_fails_at_recordings_is_asked_for_simpler_ones_and_then_for_none() {
+    use Call::{Record, RecordInTurn, Replay};
+    for (faults, how, [recordings, unrecorded, replays], calls) in [
+        (&[Record][..], Recorded::InTurn, [1, 1, 3], [1, 1, 3]),
+        (&[Record, RecordInTurn], Recorded::Never, [0, 2, 0], [1, 1, 0]),
+        (&[Replay], Recorded::Never, [2, 2, 0], [1, 1, 2]),
+    ] {
+        let (tap, driver) = Tap::of(Simulator::default());
+        let mut gpu = Gpu::new(tap).unwrap();
+        let x = rows(&mut gpu, 0.3);
+        let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
+        let first = step(&mut gpu, ROWS, &x, &mut out);
+        faults.iter().for_each(|&call| driver.fail(call, failed("cuStreamEndCapture")));
+        for _ in 0..3 {
+            assert_eq!(step(&mut gpu, ROWS, &x, &mut out), first, "{faults:?}");
+        }
+        let counts = gpu.counts();
+        let counted = [counts.recordings, counts.unrecorded, counts.replays];
+        assert_eq!((counted, counts.launches), ([recordings, unrecorded, replays], 32), "{faults:?}");
+        assert_eq!([Record, RecordInTurn, Replay].map(|call| driver.count(call)), calls, "{faults:?}");
+        assert_eq!(gpu.recordings().how, how);
+        let told = gpu.recordings().to_string();
+        assert!(
+            told.contains("cuStreamEndCapture: CUDA_ERROR") && told.contains("results are the same"),
+            "{told}"
+        );
+        assert!(!told.contains("restart"), "{told}");
+    }
+}
+
+#[test]
+fn a_recording_without_room_takes_that_of_others_before_recordings_become_simpler() {
     let (tap, driver) = Tap::of(Simulator::default());
     let mut gpu = Gpu::new(tap).unwrap();
-    let x = rows(&mut gpu, 0.3);
+    let (a, b) = (rows(&mut gpu, 0.3), rows(&mut gpu, 0.7));
     let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
-    let first = step(&mut gpu, ROWS, &x, &mut out);
-    let reason = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED".into();
-    driver.fail(Call::Record, GpuError::Failed { during: "cuStreamEndCapture", reason });
-    for _ in 0..3 {
-        assert_eq!(step(&mut gpu, ROWS, &x, &mut out), first);
+    let of_a = [0; 2].map(|_| step(&mut gpu, ROWS, &a, &mut out));
+    driver.fail(Call::Record, GpuError::OutOfMemory { what: "a recording", bytes: 1 << 13, free: 0 });
+    let of_b = [0; 2].map(|_| step(&mut gpu, ROWS, &b, &mut out));
+    assert!(of_a[0] == of_a[1] && of_b[0] == of_b[1] && of_a != of_b);
+    assert_eq!(driver.count(Call::Record), 3, "the first, one beside it, and one in its place");
+    assert_eq!((gpu.counts().unrecorded, gpu.recordings().how), (1, Recorded::InTurn));
+}
+
+/// The sequence that is tried when a GPU is opened. It needs a driver with a compiler, whose kernels are tried once.
+#[test]
+fn opening_a_gpu_tries_recordings_and_gives_up_what_fails_or_computes_wrongly() {
+    let open = |faults: &[Call], short| {
+        let (tap, driver) = Tap::of(Simulator::with(|info| info.name = "recording".into()).compiling());
+        faults.iter().for_each(|&call| driver.fail(call, failed("cuGraphLaunch")));
+        if short {
+            driver.shorten_replays();
+        }
+        let gpu = Gpu::new(tap).unwrap();
+        let calls = [Call::Record, Call::RecordInTurn, Call::Replay, Call::Reopen];
+        (gpu.recordings().how, gpu.counts().unrecorded, calls.map(|call| driver.count(call)))
+    };
+    // The cases of the kernels come first, and make no recordings.
+    assert_eq!(open(&[], false), (Recorded::Overlapping, 0, [1, 0, 2, 0]));
+    assert_eq!(open(&[Call::Record], false), (Recorded::InTurn, 1, [1, 1, 2, 0]));
+    assert_eq!(open(&[Call::Replay], false), (Recorded::Never, 2, [1, 1, 2, 0]));
+    assert_eq!(open(&[], true), (Recorded::Never, 2, [1, 1, 2, 2]), "a wrong replay says nothing of its GPU");
+}
+
+#[test]
+fn a_gpu_told_not_to_record_or_to_overlap_is_not_asked_to() {
+    for (recordings, overlap, how, calls) in [
+        (true, false, Recorded::InTurn, [0, 1]),
+        (false, true, Recorded::Never, [0, 0]),
+        (false, false, Recorded::Never, [0, 0]),
+    ] {
+        let simulator = Simulator::with(|info| (info.recordings, info.overlap) = (recordings, overlap));
+        let (tap, driver) = Tap::of(simulator);
+        let mut gpu = Gpu::new(tap).unwrap();
+        let x = rows(&mut gpu, 0.3);
+        let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
+        (0..3).for_each(|_| drop(step(&mut gpu, ROWS, &x, &mut out)));
+        assert_eq!((gpu.recordings().how, gpu.recordings().why.as_ref()), (how, None));
+        assert_eq!([Call::Record, Call::RecordInTurn].map(|call| driver.count(call)), calls);
     }
-    let counts = gpu.counts();
-    assert_eq!((counts.recordings, counts.unrecorded, counts.replays, counts.launches), (0, 1, 0, 32));
-    assert_eq!(driver.count(Call::Record), 1, "what failed is not tried with every step");
 }
 
 /// The launches are equal, but what they read is not: inputs of a step are not part of a recording.

@@ -1,0 +1,66 @@
+//! What is known about a GPU when it is opened.
+
+use std::borrow::Cow;
+
+use super::{
+    table::{overlapped, waits},
+    tilings::Tiling,
+};
+
+/// Properties of a GPU, as its driver reports them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The vendor's name for it.
+    pub name: String,
+    /// Major and minor compute capability.
+    pub capability: (u32, u32),
+    /// Version of CUDA that the driver supports, `1000 * major + 10 * minor`.
+    pub driver: i32,
+    /// Bytes of device memory.
+    pub memory: usize,
+    /// Maximum shared memory of a block in bytes.
+    pub shared: u32,
+    /// Number of multiprocessors.
+    pub processors: u32,
+    /// Whether a launch may begin before the launches before it have ended. Kernels then wait for these themselves.
+    pub overlap: bool,
+    /// Whether launches that come again are recorded.
+    pub recordings: bool,
+    /// Whether a product takes the tile of its number of tokens and not the one that is estimated to take the least
+    /// time, so that tests reach every kernel. Results have the same bits.
+    pub tiles_by_size: bool,
+    /// Whether the highest logits are found by bounds. Tokens are the same.
+    pub shortlists: bool,
+    /// How products are launched that a tuning run has measured on this GPU; other launches are estimated.
+    pub tilings: Vec<Tiling>,
+    /// Where the machine code of the kernels that are loaded came from.
+    pub code: LoadedCode,
+}
+
+/// Where the machine code of loaded kernels came from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadedCode {
+    /// Number of kernels from the file beside the program ([`super::cubins`]).
+    pub shipped: usize,
+    /// Number of kernels that the driver has compiled.
+    pub compiled: usize,
+    /// Why the driver has compiled the first of them.
+    pub reason: Option<String>,
+}
+
+impl DeviceInfo {
+    /// The name of the set of texts that the GPU loads.
+    pub fn texts(&self) -> &'static str {
+        if self.overlap { "sm90" } else { "sm80" }
+    }
+
+    /// Whether launches of the kernel with this text overlap with those before.
+    pub fn overlaps(&self, text: &str) -> bool {
+        self.overlap && waits(text)
+    }
+
+    /// What the GPU loads of the kernel with this text.
+    pub fn text_for<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.overlaps(text) { overlapped(text).into() } else { text.into() }
+    }
+}
