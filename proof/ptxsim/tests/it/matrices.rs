@@ -148,12 +148,11 @@ fn float_mma_cuts_off_where_the_unit_of_the_gpu_does() {
 
 #[test]
 fn a_product_is_aligned_by_the_exponents_of_its_factors_and_zeros_align_nothing() {
-    // 1.5 x 1.5 has the exponent 0 and the value 2.25; the exponent of 2 would cost the last bit of 2^-24.
-    let mut a = [0; 16];
-    let mut b = [ONE; 16];
-    (a[0], b[0], a[1]) = (0x3FC0, 0x3FC0, (127 - 24) << 7);
-    let exact = 2.25 + 2f64.powi(-24) - 2.25;
-    assert_eq!(f32::from_bits(element(MatrixUnit::Ampere, &a, &b, -2.25)), exact as f32);
+    // 1.5 x 1.5 has the exponent 0 and the value 2.25, whose own exponent, 1, would cost the last bit: 2^-24.
+    let (mut a, mut b) = ([0; 16], [ONE; 16]);
+    (a[0], b[0], a[1], a[2]) = (0x3FC0, 0x3FC0, (127 - 24) << 7, 0x8000 | ONE);
+    assert_eq!(f32::from_bits(element(MatrixUnit::Ampere, &a, &b, -1.25)), 2f32.powi(-24));
+    a[2] = 0;
     // The zero's other factor is huge.
     (a[0], b[0]) = (0, 0x7F00);
     for unit in UNITS {

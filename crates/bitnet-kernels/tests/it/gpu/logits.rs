@@ -100,7 +100,7 @@ fn rows_that_err_most_use_a_small_part_of_what_bounds_allow_for_rounding() {
         }
     }
     println!("{:.1} % of rho from 9.0 on, {:.1} % on 8.x", 100.0 * most[0], 100.0 * most[1]);
-    assert!(most[0] > 0.001 && most[0] < most[1] && most[1] < 0.2, "{most:?}");
+    assert!(most[0] > 0.001 && most[0] < most[1] && most[1] < 0.04, "{most:?}");
 }
 
 /// A block needs a row of the head's input in shared memory, which a wide one does not fit.
