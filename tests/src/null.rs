@@ -23,6 +23,7 @@ impl Default for Null {
                 memory: 140 << 30,
                 shared: 227 << 10,
                 processors: 132,
+                processor_shared: 228 << 10,
                 overlap: true,
                 recordings: true,
                 tiles_by_size: false,

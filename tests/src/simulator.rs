@@ -60,6 +60,7 @@ impl Default for Simulator {
                 memory: 4 << 30,
                 shared: 163 << 10,
                 processors: 4,
+                processor_shared: 228 << 10,
                 overlap: true,
                 recordings: true,
                 tiles_by_size: true,

@@ -1,19 +1,59 @@
 //! Everything that the model assumes, on one screen. The first run on a GPU corrects it.
 
-/// Published numbers of a GPU (datasheets; microbenchmarks of Hopper), and what is usually reached of them.
+/// A card, and what is usually reached of its datasheet.
 pub(super) struct Device {
     pub(super) name: &'static str,
     /// Bandwidth that copies reach, in bytes per microsecond.
     pub(super) memory: f64,
 }
 
-pub(super) const DEVICES: [Device; 2] =
-    [Device { name: "H200", memory: 4.3e6 }, Device { name: "H100", memory: 3.0e6 }];
-/// Bandwidth of the second-level cache, in bytes per microsecond.
-pub(super) const CACHE: f64 = 5.5e6;
-pub(super) const PROCESSORS: u32 = 132;
-/// Cycles per microsecond.
-pub(super) const CLOCK: f64 = 1755.0;
+/// Published numbers of a chip (datasheets; microbenchmarks; NVIDIA's table of throughputs), and the cards with it.
+pub(super) struct Chip {
+    pub(super) name: &'static str,
+    pub(super) capability: (u32, u32),
+    /// The name by which the assembler knows it.
+    pub(super) code: &'static str,
+    pub(super) devices: &'static [Device],
+    /// Bandwidth of the second-level cache, in bytes per microsecond.
+    pub(super) cache: f64,
+    pub(super) processors: u32,
+    /// Cycles per microsecond.
+    pub(super) clock: f64,
+    /// Maximum bytes of shared memory of a block.
+    pub(super) shared: u32,
+    /// Threads, registers, bytes of shared memory and blocks that a multiprocessor holds. Each block takes 1 KB more.
+    pub(super) room: [u32; 4],
+    /// Cycles for which an f64 instruction of a warp, also a conversion, keeps the multiprocessor's only f64 unit busy; 0
+    /// if there is one of its own in each quarter. Norms begin a kernel, so these cycles are part of its chain.
+    pub(super) f64_cycles: f64,
+}
+
+pub(super) const CHIPS: [Chip; 2] = [
+    Chip {
+        name: "hopper",
+        capability: (9, 0),
+        code: "90",
+        devices: &[Device { name: "H200", memory: 4.3e6 }, Device { name: "H100", memory: 3.0e6 }],
+        cache: 5.5e6,
+        processors: 132,
+        clock: 1755.0,
+        shared: 227 << 10,
+        room: [2048, 65_536, 228 << 10, 32],
+        f64_cycles: 0.0,
+    },
+    Chip {
+        name: "ada",
+        capability: (8, 9),
+        code: "89",
+        devices: &[Device { name: "4090", memory: 0.92e6 }],
+        cache: 4.0e6,
+        processors: 128,
+        clock: 2520.0,
+        shared: 99 << 10,
+        room: [1536, 65_536, 100 << 10, 24],
+        f64_cycles: 16.0,
+    },
+];
 /// Microseconds between the end of a kernel of a recording and the first instruction of the next.
 pub(super) const GAP: f64 = 1.3;
 /// The same where launches overlap: from the end of a kernel to the end of the next one's wait. NVIDIA's programming guide
@@ -24,11 +64,10 @@ pub(super) const OVERLAPPED_GAP: f64 = 0.7;
 pub(super) const ASKS_FOR_ALL: &str = "_t1_w2a8";
 /// The purpose of these weights.
 pub(super) const WEIGHTS: &str = "ternary weights";
-/// Threads, registers, bytes of shared memory and blocks that a multiprocessor holds. Each block takes 1 KB more.
-pub(super) const ROOM: [u32; 4] = [2048, 65_536, 228 << 10, 32];
-
 /// Number of kinds of units. Each multiprocessor has four of each, and one path to shared memory.
-pub(super) const UNITS: usize = 7;
+pub(super) const UNITS: usize = 8;
+/// Of these, the f64 instructions, counted for chips with one f64 unit.
+pub(super) const F64: usize = 6;
 /// What an instruction costs a warp: the unit that executes it, cycles until its result, cycles of the unit.
 pub(super) struct Cost {
     pub(super) unit: usize,
@@ -36,8 +75,8 @@ pub(super) struct Cost {
     pub(super) cycles: f64,
 }
 
-/// By name; the first that fits. Units: 0 integers, 1 floats, 2 f64, 3 special, 4 matrices, 5 loads and stores, 6 dispatch
-/// (a cycle for every instruction). Matrix units reach 60 % of their peak with `mma`. Loads of global memory have the
+/// By name; the first that fits. Units: 0 integers, 1 floats, 2 f64, 3 special, 4 matrices, 5 loads and stores, 6 a cycle
+/// for every f64 instruction, 7 dispatch (a cycle for every instruction). Matrix units reach 60 % of their peak with `mma`. Loads of global memory have the
 /// latency of their place instead.
 const COSTS: [(&[&str], usize, f64, f64); 12] = [
     (&["IMMA", "HMMA"], 4, 33.0, 6.7),
@@ -62,6 +101,12 @@ pub(super) fn cost(opcode: &str) -> Cost {
         latency,
         cycles,
     })
+}
+
+/// Whether an instruction adds, multiplies, compares or converts f64.
+pub(super) fn is_f64(opcode: &str) -> bool {
+    ["DFMA", "DADD", "DMUL", "DSETP"].iter().any(|name| opcode.starts_with(name))
+        || opcode.starts_with("F2F") && opcode.contains("F64")
 }
 
 /// Where data is when a kernel begins.

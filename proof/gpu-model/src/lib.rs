@@ -27,8 +27,7 @@ use bitnet_workspace::{git, root};
 use clap::Args;
 
 use assumptions::{
-    CACHE, CLOCK, Case, DEVICES, Device, GAP, JUDGED, OVERLAPPED_GAP, PROCESSORS, Place, ROOM, STATES, UNITS,
-    cases, place,
+    CHIPS, Case, Chip, Device, F64, GAP, JUDGED, OVERLAPPED_GAP, Place, STATES, UNITS, cases, place,
 };
 use sass::{Path, path};
 
@@ -39,12 +38,20 @@ pub struct GpuModel {
     /// Models to predict
     #[arg(default_values = ["2b4t", "bonsai-8b", "bonsai-27b"])]
     models: Vec<String>,
+    /// The chip: hopper (H200, H100) or ada (RTX 4090)
+    #[arg(long, default_value = "hopper", value_parser = chip)]
+    chip: &'static str,
     /// Print the kernels of a layer and the rest of the step, too
     #[arg(long)]
     kernels: bool,
     /// Also write the prediction to this file in the repository
     #[arg(long)]
     out: Option<String>,
+}
+
+fn chip(name: &str) -> Result<&'static str, String> {
+    let found = CHIPS.iter().find(|chip| chip.name == name);
+    found.map(|chip| chip.name).ok_or_else(|| "choose hopper or ada".to_owned())
 }
 
 /// The machine code of a kernel.
@@ -69,46 +76,50 @@ impl GpuModel {
     /// If a model is unknown, or there is no assembler.
     pub fn run(&self) -> Result<()> {
         let tools = Tools::find_or_install()?.context("the model reads machine code: no ptxas")?;
+        let chip = CHIPS.iter().find(|chip| chip.name == self.chip).context("a chip of the list")?;
+        let overlaps = chip.capability >= (9, 0);
         let mut codes = BTreeMap::new();
         let mut text = String::new();
         for name in &self.models {
-            let mut kinds = kinds(Synthetic::named(name)?.spec(), cases(name))?;
+            let mut kinds = kinds(Synthetic::named(name)?.spec(), cases(name), chip)?;
             writeln!(text, "{name}: us, tokens/s")?;
             for case in cases(name) {
                 let steps: Vec<Vec<Sample>> =
                     kinds.iter_mut().map(|kind| kind.launches(case)).collect::<Result<_>>()?;
                 for sample in steps.iter().flatten() {
                     let kernel = sample.launch.kernel();
-                    for overlapped in [false, true] {
+                    for overlapped in [false, true].into_iter().filter(|overlapped| overlaps || !overlapped) {
                         let known = codes.entry((kernel.name, overlapped));
                         if let Entry::Vacant(new) = known {
-                            new.insert(code(&tools, kernel, overlapped)?);
+                            new.insert(code(&tools, kernel, chip, overlapped)?);
                         }
                     }
                 }
-                for (device, overlapped) in
-                    DEVICES.iter().flat_map(|device| [(device, false), (device, true)])
-                {
+                let ways = chip.devices.iter().flat_map(|device| [(device, false), (device, true)]);
+                for (device, overlapped) in ways.filter(|&(_, overlapped)| overlaps || !overlapped) {
                     let of = |sample: &Sample| &codes[&(sample.launch.kernel().name, overlapped)];
-                    let timed = |sample: &Sample| time(sample, &path(of(sample), sample), of(sample), device);
+                    let timed =
+                        |sample: &Sample| time(sample, &path(of(sample), sample), of(sample), (chip, device));
                     let parts: Vec<Part> = (kinds.iter().zip(&steps))
                         .map(|(kind, step)| Part {
                             layers: kind.layers,
                             times: step.iter().map(timed).collect(),
                         })
                         .collect();
-                    let listed = self.kernels && overlapped && device.name == DEVICES[0].name;
+                    let listed =
+                        self.kernels && overlapped == overlaps && device.name == chip.devices[0].name;
                     let how = if overlapped { "overlapped" } else { "apart" };
                     report(&mut text, case, (device, how), &parts, JUDGED.contains(&name.as_str()), listed)?;
                 }
             }
         }
-        text += &sampling::report(&tools)?;
+        text += &sampling::report(&tools, chip)?;
         print!("{text}");
         let Some(out) = &self.out else { return Ok(()) };
         let made = format!(
-            "cargo xtask gpu-model {}{}",
+            "cargo xtask gpu-model {} --chip {}{}",
             self.models.join(" "),
+            self.chip,
             if self.kernels { " --kernels" } else { "" }
         );
         let about = format!("Predicted, not measured. `{made}` at {}\n\n", git(&["rev-parse", "HEAD"])?);
@@ -118,10 +129,10 @@ impl GpuModel {
     }
 }
 
-fn code(tools: &Tools, kernel: &'static Kernel, overlap: bool) -> Result<Code> {
+fn code(tools: &Tools, kernel: &'static Kernel, chip: &Chip, overlap: bool) -> Result<Code> {
     let overlap = overlap && waits(kernel.text);
     let text = if overlap { overlapped(kernel.text) } else { kernel.text.to_owned() };
-    let code = tools.assemble(&text, "90")?;
+    let code = tools.assemble(&text, chip.code)?;
     let registers = before(&code.report, "registers").context("the assembler reports no registers")?;
     Ok(Code { listing: code.listing, registers, overlapped: overlap })
 }
@@ -131,30 +142,33 @@ struct Kind {
     layers: usize,
     model: Transformer<Gpu<Simulator>>,
     samples: Samples,
+    chip: &'static Chip,
 }
 
 /// A model with one layer for each kind of layer: all are alike, or some attend and the others have a state.
-fn kinds(spec: &ModelSpec, cases: &[Case]) -> Result<Vec<Kind>> {
+fn kinds(spec: &ModelSpec, cases: &[Case], chip: &'static Chip) -> Result<Vec<Kind>> {
     let one = ModelSpec { layers: 1, ..spec.clone() };
-    let Some(hybrid) = &spec.hybrid else { return Ok(vec![Kind::load(spec.layers, one, cases)?]) };
+    let Some(hybrid) = &spec.hybrid else { return Ok(vec![Kind::load(spec.layers, one, cases, chip)?]) };
     let of = |attends: bool| ModelSpec {
         hybrid: Some(Hybrid { attends: [attends].into(), ..hybrid.clone() }),
         ..one.clone()
     };
     let numbers = [(spec.recurrent_layers(), false), (spec.attention_layers(), true)];
-    numbers.into_iter().map(|(layers, attends)| Kind::load(layers, of(attends), cases)).collect()
+    numbers.into_iter().map(|(layers, attends)| Kind::load(layers, of(attends), cases, chip)).collect()
 }
 
-/// A simulator with the sizes of the modelled GPUs, and what it samples.
-fn sampled() -> (Simulator, Samples) {
+/// A simulator with the sizes of a chip, and what it samples.
+fn sampled(chip: &Chip) -> (Simulator, Samples) {
     Simulator::sampled(|info| {
-        (info.processors, info.memory, info.shared) = (PROCESSORS, 80 << 30, 227 << 10);
+        (info.capability, info.overlap) = (chip.capability, chip.capability >= (9, 0));
+        (info.processors, info.memory, info.shared) = (chip.processors, 80 << 30, chip.shared);
+        info.processor_shared = chip.room[2];
     })
 }
 
 impl Kind {
-    fn load(layers: usize, spec: ModelSpec, cases: &[Case]) -> Result<Kind> {
-        let (simulator, samples) = sampled();
+    fn load(layers: usize, spec: ModelSpec, cases: &[Case], chip: &'static Chip) -> Result<Kind> {
+        let (simulator, samples) = sampled(chip);
         let largest = |of: fn(&Case) -> usize| cases.iter().map(of).max().unwrap_or(0);
         let limits = Limits {
             max_tokens: largest(|case| case.sequences * case.tokens),
@@ -164,7 +178,7 @@ impl Kind {
         };
         let source = Synthetic::of(spec);
         let model = Transformer::load(source.spec(), &source, Gpu::new(simulator)?, limits, &mut |_, _| {})?;
-        Ok(Kind { layers, model, samples })
+        Ok(Kind { layers, model, samples, chip })
     }
 
     /// The launches of a step.
@@ -184,7 +198,7 @@ impl Kind {
         let spec = self.model.spec();
         let rescores = |sample: &&mut Sample| sample.launch.kernel().name == RESCORE.name;
         if let Some(sample) = step.iter_mut().find(rescores) {
-            *sample = rescore::launch(case.sequences, [spec.vocab, spec.hidden])?;
+            *sample = rescore::launch(case.sequences, [spec.vocab, spec.hidden], self.chip)?;
         }
         Ok(step)
     }
@@ -198,19 +212,20 @@ impl Case {
 }
 
 /// The time of a launch: a gap, then whatever takes longest.
-fn time(sample: &Sample, path: &Path, code: &Code, device: &Device) -> Time {
+fn time(sample: &Sample, path: &Path, code: &Code, (chip, device): (&Chip, &Device)) -> Time {
     let (kernel, grid) = (sample.launch.kernel(), sample.launch.grid());
     let blocks = f64::from(grid.blocks.iter().product::<u32>());
     let shared = kernel.shared + grid.shared + 1024;
     let each = [kernel.block, code.registers.next_multiple_of(8) * kernel.block, shared, 1];
-    let resident = f64::from(ROOM.iter().zip(each).map(|(room, each)| room / each).min().unwrap_or(1).max(1));
-    let per_processor = (blocks / f64::from(PROCESSORS)).ceil();
+    let resident =
+        f64::from(chip.room.iter().zip(each).map(|(room, each)| room / each).min().unwrap_or(1).max(1));
+    let per_processor = (blocks / f64::from(chip.processors)).ceil();
     // Blocks that ran were the longest and the shortest.
     let mean = path.mean;
     let warps = f64::from(kernel.block / 32);
     let rounds = (per_processor / resident).ceil();
-    let chain = path.chain * (1.0 + (rounds - 1.0) * mean.min(1.0));
     let busy = path.busy.map(|cycles| cycles * mean * warps * per_processor / 4.0);
+    let chain = path.chain * (1.0 + (rounds - 1.0) * mean.min(1.0)) + 4.0 * busy[F64] * chip.f64_cycles;
     let passes = (sample.stats.shared_passes + sample.stats.bank_conflicts) as f64;
     let passes = passes / f64::from(sample.blocks) * per_processor;
     let all = 32.0 * blocks / f64::from(sample.blocks);
@@ -222,14 +237,14 @@ fn time(sample: &Sample, path: &Path, code: &Code, device: &Device) -> Time {
     let cached: f64 = bytes.values().map(|place| place.2).sum();
     let stored = bytes.values().filter(|(what, ..)| place(what) == Place::Memory);
     let stored: f64 = stored.map(|&(what, size, moved)| moved.min(passes_over(what) * size as f64)).sum();
-    let units = ["integers", "floats", "f64", "special", "matrices", "loads", "dispatch"];
+    let units = ["integers", "floats", "f64", "special", "matrices", "loads", "f64", "dispatch"];
     let mut bounds = vec![
-        ("its chain", chain / CLOCK),
-        ("shared memory", passes / CLOCK),
-        ("cache", cached / CACHE),
+        ("its chain", chain / chip.clock),
+        ("shared memory", passes / chip.clock),
+        ("cache", cached / chip.cache),
         ("memory", stored / device.memory),
     ];
-    bounds.extend((0..UNITS).map(|unit| (units[unit], busy[unit] / CLOCK)));
+    bounds.extend((0..UNITS).map(|unit| (units[unit], busy[unit] / chip.clock)));
     let (bound, us) = bounds.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are bounds");
     let gap = if code.overlapped { OVERLAPPED_GAP } else { GAP };
     Time { kernel: kernel.name, us: gap + us, bound }
@@ -312,24 +327,30 @@ mod tests {
             [of("embed", 2.0), of("product", 10.0), of("norm", 5.0), of("norm_rows", 3.0), of("head", 100.0)];
         let mut text = String::new();
         let parts = [Part { layers: 30, times: times.into() }];
-        report(&mut text, &CASES[0], (&DEVICES[0], "apart"), &parts, true, false).unwrap();
+        report(&mut text, &CASES[0], (&CHIPS[0].devices[0], "apart"), &parts, true, false).unwrap();
         // 2 + 30 * 15 + 103
         assert!(text.contains("step      555  layer    15.0     1802 tokens/s  must   1400"), "{text}");
     }
 
     #[test]
     fn a_launch_takes_as_long_as_the_longest_of_chain_units_and_bytes() {
-        let mut kinds = kinds(Synthetic::named("tiny").unwrap().spec(), &CASES).unwrap();
+        let mut kinds = kinds(Synthetic::named("tiny").unwrap().spec(), &CASES, &CHIPS[0]).unwrap();
         let case = CASES.iter().find(|case| case.sequences == 256).unwrap();
         let step = kinds[0].launches(case).unwrap();
         let norm = step.iter().find(|s| s.launch.kernel().name.contains("norm_quantize")).unwrap();
         let mean = mean(norm);
         assert!((0.5..=1.0).contains(&mean), "{mean}");
-        let path = |chain, integers| Path { chain, busy: [integers, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], mean };
+        let path =
+            |chain, integers| Path { chain, busy: [integers, 0.0, 0.0, 0.0, 0.0, 0.0, 34.0, 0.0], mean };
         let code = |overlapped| Code { listing: String::new(), registers: 40, overlapped };
-        let time = |path: Path| time(norm, &path, &code(false), &DEVICES[0]);
+        let [hopper, ada] = CHIPS.each_ref().map(|chip| (chip, &chip.devices[0]));
+        let time = |path: Path| time(norm, &path, &code(false), hopper);
         // 256 blocks of 8 warps on 132 multiprocessors: two blocks on one, at once.
-        let overlapped = super::time(norm, &path(17_550.0, 0.0), &code(true), &DEVICES[0]);
+        let overlapped = super::time(norm, &path(17_550.0, 0.0), &code(true), hopper);
+        // 34 f64 instructions of each of 16 warps keep the only unit of a multiprocessor busy for 16 cycles each.
+        let slow = super::time(norm, &path(25_200.0, 0.0), &code(false), ada);
+        let f64s = 34.0 * mean * 16.0 * 16.0 / 2520.0;
+        assert!((slow.us - GAP - 10.0 - f64s).abs() < 1e-9 && slow.bound == "its chain", "{}", slow.us);
         assert!((overlapped.us - OVERLAPPED_GAP - 10.0).abs() < 1e-9 && OVERLAPPED_GAP < GAP);
         let (chain, units) = (time(path(17_550.0, 0.0)), time(path(0.0, 17_550.0)));
         assert_eq!((chain.bound, chain.us), ("its chain", GAP + 10.0));
@@ -343,7 +364,7 @@ mod tests {
     #[test]
     fn a_step_of_a_recurrent_model_reads_and_writes_the_states_of_its_sequences() {
         let spec = Synthetic::named("hybrid-tiny").unwrap().spec().clone();
-        let kinds = kinds(&spec, &RECURRENT).unwrap();
+        let kinds = kinds(&spec, &RECURRENT, &CHIPS[0]).unwrap();
         assert_eq!(kinds.iter().map(|kind| kind.layers).collect::<Vec<_>>(), [3, 1]);
         let [mut recurrent, mut attention] = kinds.try_into().map_err(|_| "two kinds").unwrap();
         let case = RECURRENT.iter().find(|case| case.sequences == 64).unwrap();
@@ -380,7 +401,7 @@ mod tests {
             Part { layers: 16, times: around("attention", 10.0) },
         ];
         let mut text = String::new();
-        report(&mut text, &RECURRENT[0], (&DEVICES[0], "apart"), &parts, true, true).unwrap();
+        report(&mut text, &RECURRENT[0], (&CHIPS[0].devices[0], "apart"), &parts, true, true).unwrap();
         // 105 + 48 * 20 + 16 * 10
         assert!(
             text.contains("step     1225  layer    20.0 and    10.0      816 tokens/s  must    300\n"),

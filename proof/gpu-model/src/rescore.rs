@@ -9,11 +9,11 @@ use bitnet_kernels::{
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 use bitnet_tests::Sample;
 
-use super::{assumptions::CANDIDATES, sampled};
+use super::{Chip, assumptions::CANDIDATES, sampled};
 
 /// The launch for `n` greedy rows of a table.
-pub(super) fn launch(n: usize, [vocab, width]: [usize; 2]) -> Result<Sample> {
-    let (simulator, samples) = sampled();
+pub(super) fn launch(n: usize, [vocab, width]: [usize; 2], chip: &Chip) -> Result<Sample> {
+    let (simulator, samples) = sampled(chip);
     let mut gpu = Gpu::new(simulator)?;
     let values = SharedBytes::new(vec![0; 2 * vocab * width]);
     let table = gpu.table(&BitNetTensor::new(DType::BF16, [vocab, width], values)?)?;
@@ -34,11 +34,11 @@ pub(super) fn launch(n: usize, [vocab, width]: [usize; 2]) -> Result<Sample> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::CHIPS, *};
 
     #[test]
     fn blocks_compute_their_share_of_the_assumed_logits() {
-        let sample = launch(3, [16 * CANDIDATES, 128]).unwrap();
+        let sample = launch(3, [16 * CANDIDATES, 128], &CHIPS[0]).unwrap();
         // Sixteen rows of a product take a `mma` for every 16 columns.
         let text = RESCORE.text.lines().zip(1..);
         let lines = text.filter(|(line, _)| line.trim_start().starts_with("mma.")).map(|(_, number)| number);

@@ -7,9 +7,9 @@ use bitnet_kernels::{
     gpu::{Gpu, table::SAMPLE},
 };
 use bitnet_ptx_check::Tools;
-use bitnet_tests::{Sample, Simulator};
+use bitnet_tests::Sample;
 
-use super::{DEVICES, PROCESSORS, Path, code, sass::counted, time};
+use super::{Chip, Path, code, sampled, sass::counted, time};
 
 /// The vocabulary of 2B-4T.
 const VOCABULARY: usize = 128_256;
@@ -35,14 +35,14 @@ const ASKS: [Ask; 5] = [
 ];
 
 /// The times of each ask for 1 and 32 rows.
-pub(super) fn report(tools: &Tools) -> Result<String> {
-    let code = code(tools, &SAMPLE, false)?;
+pub(super) fn report(tools: &Tools, chip: &Chip) -> Result<String> {
+    let code = code(tools, &SAMPLE, chip, false)?;
     let mut text = format!("drawing from {VOCABULARY} logits: us, without waits\n");
     for ask in &ASKS {
         for rows in [1, 32] {
-            let sample = launch(ask, rows)?;
+            let sample = launch(ask, rows, chip)?;
             let path: Path = counted(&code.listing, &sample);
-            let time = time(&sample, &path, &code, &DEVICES[0]);
+            let time = time(&sample, &path, &code, (chip, &chip.devices[0]));
             text += &format!("  {:<24} {rows:>3} rows {:>7.1}  {}\n", ask.name, time.us, time.bound);
         }
     }
@@ -58,8 +58,8 @@ fn logits(power: f32) -> Vec<f32> {
     row
 }
 
-fn launch(ask: &Ask, rows: usize) -> Result<Sample> {
-    let (simulator, samples) = Simulator::sampled(|info| info.processors = PROCESSORS);
+fn launch(ask: &Ask, rows: usize, chip: &Chip) -> Result<Sample> {
+    let (simulator, samples) = sampled(chip);
     let mut gpu = Gpu::new(simulator)?;
     let mut row = gpu.rows(rows, VOCABULARY, RowsKind::Residual)?;
     gpu.write_rows(&mut row, &logits(ask.power).repeat(rows))?;
@@ -84,7 +84,7 @@ fn launch(ask: &Ask, rows: usize) -> Result<Sample> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::CHIPS, *};
 
     #[test]
     fn a_row_has_every_rank_once_and_the_weight_that_its_power_says() {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_list_spares_the_row_its_digits_unless_the_row_is_flat() {
-        let instructions = |ask: &Ask| launch(ask, 1).unwrap().stats.warp_instructions;
+        let instructions = |ask: &Ask| launch(ask, 1, &CHIPS[0]).unwrap().stats.warp_instructions;
         let [top_k, top_p, _, _, flat] = ASKS.each_ref().map(instructions);
         assert!(2 * top_k < top_p && 2 * top_p < flat, "{top_k} {top_p} {flat}");
     }

@@ -6,7 +6,7 @@ use bitnet_tests::Sample;
 
 use super::{
     Code,
-    assumptions::{ASKS_FOR_ALL, Place, UNITS, WEIGHTS, cost, place},
+    assumptions::{ASKS_FOR_ALL, F64, Place, UNITS, WEIGHTS, cost, is_f64, place},
 };
 
 /// An instruction of the machine code.
@@ -147,7 +147,7 @@ struct Loop {
 pub(super) struct Path {
     /// From the first instruction, or the wait for earlier kernels, to the last.
     pub(super) chain: f64,
-    /// For which it occupies each unit, then the dispatch.
+    /// For which it occupies each unit, then its f64 instructions and the dispatch.
     pub(super) busy: [f64; UNITS],
     /// The work of the mean warp, as a share of this one's.
     pub(super) mean: f64,
@@ -316,6 +316,7 @@ impl Walk {
         self.clock = start + waits;
         self.free[cost.unit] = start + cost.cycles;
         self.busy[cost.unit] += cost.cycles;
+        self.busy[F64] += f64::from(u8::from(is_f64(&inst.opcode)));
         self.busy[UNITS - 1] += 1.0;
     }
 }
@@ -342,6 +343,7 @@ pub(super) fn counted(listing: &str, sample: &Sample) -> Path {
         let times = all / of_line(&statements, inst.line) / warps;
         let cost = cost(&inst.opcode);
         busy[cost.unit] += times * cost.cycles;
+        busy[F64] += times * f64::from(u8::from(is_f64(&inst.opcode)));
         busy[UNITS - 1] += times;
     }
     Path { chain: 0.0, busy, mean: 1.0 }

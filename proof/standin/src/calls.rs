@@ -112,6 +112,7 @@ exports! {
             75 => give(value, major),
             76 => give(value, minor),
             97 => give(value, 163 << 10),
+            81 => give(value, 164 << 10),
             16 => give(value, 4),
             _ => wrong(INVALID_VALUE, format_args!("attribute {attribute} of device {device}")),
         }

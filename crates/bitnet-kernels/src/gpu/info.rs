@@ -22,6 +22,8 @@ pub struct DeviceInfo {
     pub shared: u32,
     /// Number of multiprocessors.
     pub processors: u32,
+    /// Bytes of shared memory of a multiprocessor.
+    pub processor_shared: u32,
     /// Whether a launch may begin before the launches before it have ended. Kernels then wait for these themselves.
     pub overlap: bool,
     /// Whether launches that come again are recorded.
@@ -48,7 +50,21 @@ pub struct LoadedCode {
     pub reason: Option<String>,
 }
 
+/// Bytes of shared memory that a driver keeps for each block.
+const KEPT: u32 = 1 << 10;
+
 impl DeviceInfo {
+    /// Blocks with `bytes` of shared memory that a multiprocessor holds, at most `most`, and at least one.
+    pub(super) fn resident(&self, bytes: u32, most: usize) -> usize {
+        ((self.processor_shared / (bytes + KEPT)) as usize).clamp(1, most)
+    }
+
+    /// Whether a multiprocessor adds only two f64 in a cycle, and not 32 or 64: all but the large GPUs of data centres, by
+    /// NVIDIA's table of throughputs.
+    pub(super) fn slow_f64(&self) -> bool {
+        ![(8, 0), (9, 0), (10, 0)].contains(&self.capability)
+    }
+
     /// The name of the set of texts that the GPU loads.
     pub fn texts(&self) -> &'static str {
         if self.overlap { "sm90" } else { "sm80" }
@@ -62,5 +78,27 @@ impl DeviceInfo {
     /// What the GPU loads of the kernel with this text.
     pub fn text_for<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if self.overlaps(text) { overlapped(text).into() } else { text.into() }
+    }
+}
+
+#[cfg(test)]
+impl DeviceInfo {
+    /// The sizes of an H100.
+    pub(super) fn h100() -> Self {
+        DeviceInfo {
+            name: "H100".to_owned(),
+            capability: (9, 0),
+            driver: 12_040,
+            memory: 80 << 30,
+            shared: 227 << 10,
+            processors: 132,
+            processor_shared: 228 << 10,
+            overlap: true,
+            recordings: true,
+            tiles_by_size: false,
+            shortlists: true,
+            tilings: Vec::new(),
+            code: LoadedCode::default(),
+        }
     }
 }

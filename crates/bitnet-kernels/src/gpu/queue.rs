@@ -132,6 +132,14 @@ pub(super) struct WaitingNorm {
     pub(super) alone: [Arg; 19],
 }
 
+impl WaitingNorm {
+    /// Whether it is a norm, and not only a quantisation.
+    pub(super) fn adds_squares(&self) -> bool {
+        let [_, gain, ..] = &self.args;
+        gain.bits() != 0
+    }
+}
+
 impl<D: Driver> Gpu<D> {
     /// Launches the norm that waits, if there is one.
     pub(super) fn launch_norm(&mut self) -> Result<(), GpuError> {

@@ -401,6 +401,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         memory,
         shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        processor_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
         overlap: false,
         recordings: true,
         tiles_by_size: false,

@@ -4,7 +4,7 @@
 use crate::{
     RowsKind, Step,
     gpu::{
-        Arg, Driver, Gpu, GpuError, Kv, Rows,
+        Arg, DeviceInfo, Driver, Gpu, GpuError, Kv, Rows,
         table::{
             ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
             ATTENTION_R32_D256, ATTENTION_R64_D128, Kernel,
@@ -22,7 +22,7 @@ struct Width {
     /// For thread blocks of more rows, with their number.
     many: (&'static Kernel, usize),
     merge: &'static Kernel,
-    /// Thread blocks of few rows that a multiprocessor takes at once; keys are split into chunks for up to this many.
+    /// Thread blocks of few rows that a multiprocessor takes at once if it has shared memory for them; keys are split into chunks for up to this many.
     resident: usize,
     cycles: Cycles,
 }
@@ -120,10 +120,10 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         let work = self.upload_once(Upload::FewRows, || few.words())?;
-        let processors = self.driver.info().processors as usize;
+        let info = self.driver.info();
         let parts = few.items.len() * kv_heads * few.tiles * part_bytes(width.head_dim);
         let (tiles, chunks) = if parts <= self.parts.bytes() {
-            width.chunks(few, kv_heads, kv.stride, processors)
+            width.chunks(few, kv_heads, kv.stride, info)
         } else {
             (few.tiles, 1)
         };
@@ -148,15 +148,11 @@ impl Width {
     /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work, or one
     /// if that takes less time, because the loads of all blocks take longer than a chain or because the merge takes
     /// longer than the tiles that it saves. Parts are merged in order, so that the number of chunks changes no bit.
-    fn chunks(
-        &self,
-        work: &WorkList,
-        kv_heads: usize,
-        kv_stride: usize,
-        processors: usize,
-    ) -> (usize, usize) {
+    fn chunks(&self, work: &WorkList, kv_heads: usize, kv_stride: usize, gpu: &DeviceInfo) -> (usize, usize) {
+        let processors = gpu.processors as usize;
+        let resident = gpu.resident(self.few.shared + self.few.dynamic, self.resident);
         let (blocks, tiles) = (work.items.len() * kv_heads, work.tiles);
-        let chunk = tiles.div_ceil((self.resident * processors / blocks).clamp(1, tiles));
+        let chunk = tiles.div_ceil((resident * processors / blocks).clamp(1, tiles));
         // Bytes of bf16 keys and values.
         let loads = 4 * work.keys * kv_heads * kv_stride / (MEMORY_BYTES * processors);
         let Cycles { tile, whole, chunk: part, merge } = self.cycles;
@@ -177,7 +173,7 @@ mod tests {
         let of = |(i, &start): (usize, &usize)| Run { tokens: i..i + 1, start, blocks: 0..0, state: 0 };
         let runs: Vec<Run> = before.iter().enumerate().map(of).collect();
         let items = WorkItems::of(&runs, 4, width.many.1);
-        width.chunks(&items.few, kv_heads, width.head_dim, 132).1
+        width.chunks(&items.few, kv_heads, width.head_dim, &DeviceInfo::h100()).1
     }
 
     #[test]

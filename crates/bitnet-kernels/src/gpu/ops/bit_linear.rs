@@ -106,7 +106,7 @@ fn tiles(grouping: Grouping) -> &'static [TimedTile] {
 
 /// Bytes of the parts and tickets of split sums; [`Gpu::new`] allocates them for the largest launch that is split.
 pub(in crate::gpu) fn split_bytes(processors: u32) -> [usize; 2] {
-    let blocks = split_blocks(processors as usize);
+    let blocks = split_blocks(processors);
     let tile = TILES.iter().map(|timed| timed.tile.rows * timed.tile.tokens).max().unwrap_or(0);
     [4 * blocks * tile, 4 * blocks]
 }
@@ -310,14 +310,18 @@ impl<D: Driver> Gpu<D> {
         let split_tiles = shape.k_tiles.div_ceil(splits);
         let splits = shape.k_tiles.div_ceil(split_tiles);
         let to = sink.target();
-        let at_once = if self.plans.by_size { 8 } else { 2 * self.driver.info().processors as usize };
+        let info = self.driver.info();
+        let (room, processors) = (info.shared as usize, info.processors as usize);
+        // Each block repeats the norm. Blocks on one multiprocessor share its f64 unit.
+        let shares = self.norm.as_ref().is_some_and(WaitingNorm::adds_squares) && info.slow_f64();
+        let at_once = if self.plans.by_size { 8 } else { processors * if shares { 1 } else { 2 } };
         let normed = one_normed_token(shape, at_once);
-        let room = self.driver.info().shared as usize;
+        let pays = self.plans.by_size || !shares || normed.blocks(shape)[0] <= processors;
         let fits = shared_bytes(normed, w.k_tiles(), group) + normed.kernel.shared as usize <= room;
-        // Each block repeats the norm, so that no block may write what others still read.
+        // No block may write what others still read.
         let included =
             |norm: &mut WaitingNorm| norm.out == x.values.address() && norm.row != to.out.address();
-        let norm = self.norm.take_if(|norm| n == 1 && fits && included(norm));
+        let norm = self.norm.take_if(|norm| n == 1 && fits && pays && included(norm));
         if norm.is_some() {
             tile = normed;
         }
@@ -374,7 +378,7 @@ impl<D: Driver> Gpu<D> {
         }
         let shape = shape(w, n);
         let Shape { rows, k_tiles, tokens, grouping } = shape;
-        let plans = Plan::likely(tiles(grouping), shape, self.driver.info().processors as usize);
+        let plans = Plan::likely(tiles(grouping), shape, self.driver.info());
         let tiling = |Plan { tile, splits }| {
             let cols = K_TILE * k_tiles;
             Tiling { grouping, rows, cols, tokens, tile: tile.tokens, splits }
@@ -388,11 +392,11 @@ impl<D: Driver> Gpu<D> {
     /// # Errors
     /// If these kernels cannot launch one of them.
     pub fn use_tilings(&mut self, tilings: &[Tiling]) -> Result<(), GpuError> {
-        let processors = self.driver.info().processors as usize;
+        let info = self.driver.info();
         let plan = |&tiling: &Tiling| {
             let Tiling { grouping, rows, cols, tokens, tile, splits } = tiling;
             let shape = Shape { rows, k_tiles: cols / K_TILE, tokens, grouping };
-            let plan = Plan::of(tiles(grouping), shape, processors, [tile, splits]);
+            let plan = Plan::of(tiles(grouping), shape, info, [tile, splits]);
             let plan = plan.filter(|_| tokens > 1 && cols % K_TILE == 0);
             let reason = || format!("the kernels cannot launch {:?}", tiling.to_string());
             plan.map(|plan| (shape, plan)).ok_or_else(|| GpuError::Tilings { reason: reason() })
@@ -407,12 +411,12 @@ impl<D: Driver> Gpu<D> {
         if let Some(plan) = self.plans.get(shape) {
             return plan;
         }
-        let processors = self.driver.info().processors as usize;
+        let info = self.driver.info();
         let (one, tiles) = (one_token(shape.grouping), tiles(shape.grouping));
         let plan = match shape.tokens {
             1 => Plan { tile: one, splits: 1 },
-            _ if self.plans.by_size => Plan::by_size(tiles, shape, processors),
-            _ => self.plans.measured(shape).unwrap_or_else(|| Plan::by_time(tiles, shape, processors)),
+            _ if self.plans.by_size => Plan::by_size(tiles, shape, info),
+            _ => self.plans.measured(shape).unwrap_or_else(|| Plan::by_time(tiles, shape, info)),
         };
         self.plans.keep(shape, plan);
         plan
@@ -437,23 +441,47 @@ fn slots(step: Step<'_>) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::DeviceInfo;
 
     fn shape(rows: usize, k_tiles: usize, tokens: usize, grouping: Grouping) -> Shape {
         Shape { rows, k_tiles, tokens, grouping }
     }
 
+    /// A GPU of compute capability 9.0, but for these properties.
+    fn gpu(processors: u32, processor_shared: u32) -> DeviceInfo {
+        DeviceInfo { processors, processor_shared, ..DeviceInfo::h100() }
+    }
+
+    /// Such cards have 100 KB of shared memory a multiprocessor.
+    #[test]
+    fn blocks_that_do_not_share_a_multiprocessor_are_not_estimated_to() {
+        let resident = |timed: &TimedTile, shared| {
+            gpu(1, shared << 10)
+                .resident(timed.tile.kernel.shared + timed.tile.kernel.dynamic, timed.resident)
+        };
+        assert_eq!(TILES.each_ref().map(|timed| resident(timed, 228)), [5, 4, 2, 2, 2]);
+        let small = TILES.each_ref().map(|timed| resident(timed, 100));
+        assert_eq!(small[4], 1, "{small:?}");
+        // A prompt whose large tiles would run one after the other takes smaller ones.
+        let prompt = shape(2560, 20, 256, Grouping::Row);
+        let rows = |shared| Plan::by_time(&TILES, prompt, &gpu(40, shared << 10)).tile.tokens;
+        assert!(rows(100) <= rows(228), "{} and {}", rows(100), rows(228));
+    }
+
     #[test]
     fn a_product_takes_large_tiles_only_if_there_is_work_for_all_multiprocessors() {
-        let row =
-            |rows, k_tiles, tokens| Plan::by_time(&TILES, shape(rows, k_tiles, tokens, Grouping::Row), 132);
+        let row = |rows, k_tiles, tokens| {
+            Plan::by_time(&TILES, shape(rows, k_tiles, tokens, Grouping::Row), &gpu(132, 228 << 10))
+        };
         // Gate and up of 2B-4T in a prompt, its queries beside 31 others, its second projection beside 7.
         assert_eq!(row(13_824, 20, 2048), Plan { tile: &TILES[4].tile, splits: 1 });
         assert_eq!(row(3840, 20, 32), Plan { tile: &TILES[1].tile, splits: 1 });
         let down = row(2560, 54, 8);
         assert!(down.tile == &TILES[0].tile && down.splits > 1, "{down:?}");
         // The 27B with 64 sequences: few rows, then many.
-        let groups =
-            |rows, k_tiles| Plan::by_time(&GROUPED_TILES, shape(rows, k_tiles, 64, Grouping::Groups), 132);
+        let groups = |rows, k_tiles| {
+            Plan::by_time(&GROUPED_TILES, shape(rows, k_tiles, 64, Grouping::Groups), &gpu(132, 228 << 10))
+        };
         assert_eq!(groups(5120, 136), Plan { tile: &GROUPED_TILES[2].tile, splits: 1 });
         assert_eq!(groups(34_816, 40), Plan { tile: &GROUPED_TILES[3].tile, splits: 1 });
     }
@@ -466,11 +494,12 @@ mod tests {
         };
         for shape in [1, 130, 2560, 13_824].map(of).into_iter().flatten().flatten() {
             for processors in [1, 4, 16, 132] {
-                let plans = [Plan::by_time, Plan::by_size].map(|plan| plan(&TILES, shape, processors));
+                let plans = [Plan::by_time, Plan::by_size]
+                    .map(|plan| plan(&TILES, shape, &gpu(processors, 228 << 10)));
                 for Plan { tile, splits } in plans {
                     let blocks = tile.blocks(shape).iter().product::<usize>();
                     assert!(splits <= shape.k_tiles, "{shape:?}: {splits} splits");
-                    let [parts, tickets] = split_bytes(processors as u32);
+                    let [parts, tickets] = split_bytes(processors);
                     let fit = 4 * blocks * splits * tile.rows * tile.tokens <= parts && 4 * blocks <= tickets;
                     assert!(
                         splits == 1 || fit,

@@ -1,6 +1,6 @@
 //! Which tile of a product takes the least time: large ones load least, and small ones give every multiprocessor work.
 
-use crate::Grouping;
+use crate::{Grouping, gpu::DeviceInfo};
 
 use super::tile::{Shape, Tile};
 
@@ -15,15 +15,15 @@ const CACHE_BYTES: usize = 23;
 const TRUSTED: usize = 3;
 
 /// Thread blocks that the memory for split sums has room for.
-pub(super) fn split_blocks(processors: usize) -> usize {
-    BLOCKS_PER_PROCESSOR * processors
+pub(super) fn split_blocks(processors: u32) -> usize {
+    BLOCKS_PER_PROCESSOR * processors as usize
 }
 
 /// A tile, and the cycles that it takes. The numbers come from the machine code for compute capability 9.0, as
 /// `cargo xtask gpu-model` reads it, until a GPU has measured them.
 pub(super) struct TimedTile {
     pub(super) tile: Tile,
-    /// Blocks that a multiprocessor holds.
+    /// Blocks that a multiprocessor holds if it has shared memory for them.
     pub(super) resident: usize,
     /// Cycles of a block before its first stage and after its last.
     pub(super) fixed: usize,
@@ -46,21 +46,23 @@ pub(super) struct Plan {
 
 impl TimedTile {
     /// The maximum number of blocks that can share the features of a tile.
-    fn most_splits(&self, shape: Shape, processors: usize) -> usize {
+    fn most_splits(&self, shape: Shape, gpu: &DeviceInfo) -> usize {
         let blocks: usize = self.tile.blocks(shape).iter().product();
         match shape.grouping {
-            Grouping::Row => (split_blocks(processors) / blocks).min(shape.k_tiles / SPLIT_STAGES).max(1),
+            Grouping::Row => (split_blocks(gpu.processors) / blocks).min(shape.k_tiles / SPLIT_STAGES).max(1),
             Grouping::Groups => 1,
         }
     }
 
     /// Estimated cycles of a launch: until its longest chain of blocks, the busiest unit and the cache are done.
-    fn cycles(&self, shape: Shape, splits: usize, processors: usize) -> usize {
+    fn cycles(&self, shape: Shape, splits: usize, gpu: &DeviceInfo) -> usize {
+        let processors = gpu.processors as usize;
+        let resident = gpu.resident(self.tile.kernel.shared + self.tile.kernel.dynamic, self.resident);
         let blocks = self.tile.blocks(shape).iter().product::<usize>() * splits;
         let stages = shape.k_tiles.div_ceil(splits);
         let on_each = blocks.div_ceil(processors);
         let addition = if splits == 1 { 0 } else { self.split[0] + splits * self.split[1] };
-        let chain = (self.fixed + stages * self.stage + addition) * on_each.div_ceil(self.resident);
+        let chain = (self.fixed + stages * self.stage + addition) * on_each.div_ceil(resident);
         let units = on_each * stages * self.busy;
         let loaded = self.bytes[0] * self.tile.rows + self.bytes[1] * self.tile.tokens;
         let moved = blocks * stages * loaded + 8 * shape.rows * shape.tokens;
@@ -74,20 +76,18 @@ impl Plan {
     fn all(
         tiles: &'static [TimedTile],
         shape: Shape,
-        processors: usize,
+        gpu: &DeviceInfo,
     ) -> impl Iterator<Item = (Self, usize)> {
         tiles.iter().flat_map(move |timed| {
-            let splits = 1..=timed.most_splits(shape, processors);
-            splits.map(move |splits| {
-                (Plan { tile: &timed.tile, splits }, timed.cycles(shape, splits, processors))
-            })
+            let splits = 1..=timed.most_splits(shape, gpu);
+            splits.map(move |splits| (Plan { tile: &timed.tile, splits }, timed.cycles(shape, splits, gpu)))
         })
     }
 
     /// All plans that a measurement should compare: those whose estimate is not far above the least.
-    pub(super) fn likely(tiles: &'static [TimedTile], shape: Shape, processors: usize) -> Vec<Self> {
-        let least = Plan::all(tiles, shape, processors).map(|(_, cycles)| cycles).min().unwrap_or(0);
-        let all = Plan::all(tiles, shape, processors);
+    pub(super) fn likely(tiles: &'static [TimedTile], shape: Shape, gpu: &DeviceInfo) -> Vec<Self> {
+        let least = Plan::all(tiles, shape, gpu).map(|(_, cycles)| cycles).min().unwrap_or(0);
+        let all = Plan::all(tiles, shape, gpu);
         all.filter(|&(_, cycles)| cycles <= TRUSTED * least).map(|(plan, _)| plan).collect()
     }
 
@@ -95,25 +95,25 @@ impl Plan {
     pub(super) fn of(
         tiles: &'static [TimedTile],
         shape: Shape,
-        processors: usize,
+        gpu: &DeviceInfo,
         [tokens, splits]: [usize; 2],
     ) -> Option<Self> {
         let timed = tiles.iter().find(|timed| timed.tile.tokens == tokens)?;
-        let fits = (1..=timed.most_splits(shape, processors)).contains(&splits);
+        let fits = (1..=timed.most_splits(shape, gpu)).contains(&splits);
         fits.then_some(Plan { tile: &timed.tile, splits })
     }
 
     /// Returns the plan with the fewest estimated cycles; among equals, the one with the smallest tile and fewest splits.
-    pub(super) fn by_time(tiles: &'static [TimedTile], shape: Shape, processors: usize) -> Self {
-        let plans = Plan::all(tiles, shape, processors);
+    pub(super) fn by_time(tiles: &'static [TimedTile], shape: Shape, gpu: &DeviceInfo) -> Self {
+        let plans = Plan::all(tiles, shape, gpu);
         plans.min_by_key(|&(_, cycles)| cycles).expect("there are tiles").0
     }
 
     /// Returns the smallest tile that takes all tokens at once, or else the largest, split as often as possible.
-    pub(super) fn by_size(tiles: &'static [TimedTile], shape: Shape, processors: usize) -> Self {
+    pub(super) fn by_size(tiles: &'static [TimedTile], shape: Shape, gpu: &DeviceInfo) -> Self {
         let timed =
             tiles.iter().find(|timed| shape.tokens <= timed.tile.tokens).unwrap_or(&tiles[tiles.len() - 1]);
-        Plan { tile: &timed.tile, splits: timed.most_splits(shape, processors) }
+        Plan { tile: &timed.tile, splits: timed.most_splits(shape, gpu) }
     }
 }
 

@@ -272,6 +272,33 @@ fn a_grouped_product_of_one_token_includes_what_its_kernels_can_norm_or_quantise
     }
 }
 
+/// Blocks on one multiprocessor wait for each other's squares where it adds two f64 a cycle.
+#[test]
+fn where_f64_is_slow_a_product_includes_a_norm_only_with_a_multiprocessor_for_each_block() {
+    use RowsKind::{Intermediate, Residual};
+    let (few, many) = (vec![GROUPED_NORMED_T1.name], vec![GROUPED_NORMED_ROWS_T1.name]);
+    let apart = vec![NORM_QUANTIZE.name, GROUPED_T1.name];
+    // 200 rows are 7 blocks of few rows or 2 of many.
+    for (capability, processors, kind, kernels) in [
+        ((9, 0), 4, Residual, &few),
+        ((8, 9), 7, Residual, &few),
+        ((8, 9), 4, Residual, &many),
+        ((12, 0), 1, Residual, &apart),
+        ((8, 0), 1, Residual, &many),
+        // Without a norm, nothing is squared.
+        ((8, 9), 4, Intermediate, &few),
+    ] {
+        let simulator = Simulator::with(|info| {
+            (info.capability, info.overlap) = (capability, capability >= (9, 0));
+            (info.processors, info.tiles_by_size) = (processors, false);
+        });
+        let mut gpu = Gpu::new(simulator).unwrap();
+        let expected = grouped(&mut Reference::bf16(), kind, 256, kind == Residual);
+        assert_eq!(grouped(&mut gpu, kind, 256, kind == Residual), expected);
+        assert_eq!(gpu.kernels(), *kernels, "{capability:?} {processors}");
+    }
+}
+
 /// Features of real models, with rows cut to two tiles and a tail.
 #[test]
 fn sums_are_exact_at_the_widths_of_real_models() {
