@@ -2,9 +2,12 @@
 #![cfg(target_os = "linux")]
 
 use std::{
+    io::{BufReader, Read, Write},
+    net::TcpStream,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::LazyLock,
+    time::Duration,
 };
 
 use bitnet_kernels::gpu::{
@@ -12,7 +15,7 @@ use bitnet_kernels::gpu::{
     table::{KERNELS, Kernel},
     tilings,
 };
-use bitnet_tests::{binary, standin};
+use bitnet_tests::{binary, served_at, standin};
 
 /// A folder beside the stand-in that holds it under the driver's name.
 fn folder() -> &'static Path {
@@ -97,6 +100,42 @@ fn a_driver_that_fails_at_recordings_at_once_or_late_costs_neither_tokens_nor_th
     assert!(stderr(&output).contains("restart the process"), "{}", stderr(&output));
     // A replay that is refused is redone, however late that comes.
     assert_eq!(printed(&[("STANDIN_FAIL", "cuGraphLaunch:4:400")], &greedy), tokens);
+}
+
+#[test]
+fn a_server_whose_driver_begins_to_refuse_replays_goes_on_logs_it_and_counts_it() {
+    let mut serve = Command::new(binary());
+    serve.args(["serve", "synthetic:tiny", "--port", "0", "--device", "cuda", "--threads", "1"]);
+    serve.env("LD_LIBRARY_PATH", folder()).env("STANDIN_FAIL", "cuGraphLaunch:4:400");
+    let mut serving = serve.stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(serving.stderr.take().unwrap());
+    let address = served_at(&mut log).unwrap();
+    let ask = |method: &str, path: &str, body: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let head = format!("{method} {path} HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json");
+        write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let body = r#"{"prompt": [1, 2, 3, 4, 5], "max_tokens": 12, "temperature": 0}"#;
+    let answers = [0; 2].map(|_| ask("POST", "/v1/completions", body));
+    let metrics = ask("GET", "/metrics", "");
+    // The server looks at its device five times a second.
+    std::thread::sleep(Duration::from_secs(1));
+    serving.kill().unwrap();
+    serving.wait().unwrap();
+    let mut logged = String::new();
+    log.read_to_string(&mut logged).unwrap();
+    for answer in answers {
+        assert!(
+            answer.starts_with("HTTP/1.0 200") && answer.contains("\"completion_tokens\":12"),
+            "{answer}"
+        );
+    }
+    assert!(logged.contains("launches are now recorded never"), "{logged}");
+    let failures = metrics.lines().find(|line| line.starts_with("bitnet_gpu_recording_failures_total{"));
+    assert!(failures.is_some_and(|line| line.ends_with(" 2")), "{metrics}");
 }
 
 #[test]

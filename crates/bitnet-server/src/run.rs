@@ -85,20 +85,19 @@ async fn trim() {
 /// which costs time but no result.
 async fn lost(app: &App) -> String {
     let mut clock = tokio::time::interval(LOOK);
-    let mut known = None;
+    let mut known = 0;
     loop {
         clock.tick().await;
-        let failed = app.recording_failures();
-        if let (Some((failures, recorded)), Some((before, _))) = (failed, known)
-            && failures > before
+        if let Some((failures, recorded)) = app.recording_failures()
+            && failures > known
         {
             tracing::warn!(
                 target: "bitnet::server",
                 "the GPU's driver failed at a recording; launches are now recorded {}",
                 recorded.name()
             );
+            known = failures;
         }
-        known = failed;
         if let Some(why) = app.lost() {
             return why;
         }

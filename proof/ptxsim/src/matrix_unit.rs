@@ -55,7 +55,8 @@ impl MatrixUnit {
     fn add_group(self, a: &[Bf16], b: &[Bf16], c: f32) -> f32 {
         let products = || a.iter().zip(b).map(|(a, b)| (a.value * b.value, a.exponent + b.exponent));
         let terms = || products().chain([(f64::from(c), exponent(c.to_bits()))]);
-        let (mut largest, mut special) = (MIN_EXPONENT, false);
+        let mut largest = MIN_EXPONENT;
+        let mut special = false;
         for (value, exponent) in terms() {
             special |= !value.is_finite();
             if value != 0.0 {

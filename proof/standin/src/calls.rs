@@ -122,7 +122,8 @@ exports! {
         if gpu(device)?.busy {
             return Err(DEVICE_UNAVAILABLE);
         }
-        let (handle, device) = (s.handle(), device as usize);
+        let handle = s.handle();
+        let device = device as usize;
         match &mut s.context {
             Context { retained: 0, .. } => s.context = Context { handle, device, retained: 1 },
             known if known.device == device => known.retained += 1,

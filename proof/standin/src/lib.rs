@@ -4,7 +4,8 @@
 //! whatever is never freed. The environment adds faults:
 //!
 //! - `STANDIN_FAIL=NAME:N:CODE`: the Nth and all later calls of a function return this code. With `:overlap` at the end,
-//!   only those do that record or replay a launch that overlaps; with `:poison`, all later calls in the context fail too.
+//!   only those do that record or replay a launch that overlaps. After codes from 700 to 719, or with `:poison`, all later
+//!   calls in the context fail too.
 //!   The name `replay` stands for the work of replayed graphs, which fails late, and spoils the context.
 //! - `STANDIN_REFUSE=KERNEL`: the compiler refuses this kernel, with a log.
 //! - `STANDIN_REFUSE_CODE=KERNEL`: the machine code of this kernel is of a form that the driver does not know. Machine
@@ -42,6 +43,8 @@ const INVALID_PTX: Code = 218;
 const INVALID_HANDLE: Code = 400;
 const NOT_READY: Code = 600;
 const ILLEGAL_ADDRESS: Code = 700;
+/// Codes after which a context is of no use.
+const SPOILS: std::ops::Range<Code> = 700..720;
 const CAPTURE_UNSUPPORTED: Code = 900;
 const CAPTURE_INVALIDATED: Code = 901;
 
@@ -163,7 +166,8 @@ impl State {
         let count = self.calls.get(name).copied().unwrap_or_default();
         match Fault::of(name, count, list) {
             Some((code, poison)) => {
-                self.lost = self.lost.or(poison.then_some(code));
+                let spoilt = poison || SPOILS.contains(&code);
+                self.lost = self.lost.or(spoilt.then_some(code));
                 Err(code)
             }
             None => Ok(()),

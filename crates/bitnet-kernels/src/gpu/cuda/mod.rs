@@ -445,7 +445,9 @@ impl Driver for Cuda {
     /// The context of a failed GPU stays broken. When it is released, and no other part of the process uses it, the
     /// driver makes a new one.
     fn reopened(self) -> Result<Self, GpuError> {
-        let (library, switches, index) = (self.library, self.switches, self.index);
+        let library = self.library;
+        let switches = self.switches;
+        let index = self.index;
         drop(self);
         Self::with(library, switches, index)
     }

@@ -311,7 +311,8 @@ impl<D: Driver> Gpu<D> {
         let splits = shape.k_tiles.div_ceil(split_tiles);
         let to = sink.target();
         let info = self.driver.info();
-        let (room, processors) = (info.shared as usize, info.processors as usize);
+        let room = info.shared as usize;
+        let processors = info.processors as usize;
         // Each block repeats the norm. Blocks on one multiprocessor share its f64 unit.
         let shares = self.norm.as_ref().is_some_and(WaitingNorm::adds_squares) && info.slow_f64();
         let at_once = if self.plans.by_size { 8 } else { processors * if shares { 1 } else { 2 } };
@@ -455,7 +456,7 @@ mod tests {
     /// Such cards have 100 KB of shared memory a multiprocessor.
     #[test]
     fn blocks_that_do_not_share_a_multiprocessor_are_not_estimated_to() {
-        let resident = |timed: &TimedTile, shared| {
+        let resident = |timed: &TimedTile, shared: u32| {
             gpu(1, shared << 10)
                 .resident(timed.tile.kernel.shared + timed.tile.kernel.dynamic, timed.resident)
         };
@@ -464,7 +465,7 @@ mod tests {
         assert_eq!(small[4], 1, "{small:?}");
         // A prompt whose large tiles would run one after the other takes smaller ones.
         let prompt = shape(2560, 20, 256, Grouping::Row);
-        let rows = |shared| Plan::by_time(&TILES, prompt, &gpu(40, shared << 10)).tile.tokens;
+        let rows = |shared: u32| Plan::by_time(&TILES, prompt, &gpu(40, shared << 10)).tile.tokens;
         assert!(rows(100) <= rows(228), "{} and {}", rows(100), rows(228));
     }
 
