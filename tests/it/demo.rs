@@ -4,7 +4,7 @@
 
 use std::{collections::HashSet, ops::ControlFlow};
 
-use bitnet_inference::{EngineConfig, GenerationConfig, generate};
+use bitnet_inference::{EngineConfig, GenerationConfig, Request, generate};
 use bitnet_kernels::{Cpu, Isa, KvType};
 use bitnet_model::{Batch, Checkpoint, Limits, Logits, Model, Transformer};
 use bitnet_tests::{Tensors, assert_close, distances, fixture};
@@ -43,10 +43,11 @@ fn the_demo_has_the_logits_and_greedy_tokens_that_transformers_gives_it() {
             ignore_eos: true,
             ..GenerationConfig::default()
         };
-        let tokens =
-            generate(&mut model, &ids, &config, &EngineConfig::default(), |_| ControlFlow::Continue(()))
-                .unwrap()
-                .tokens;
+        let tokens = generate(&mut model, Request::new(&ids[..], config), &EngineConfig::default(), |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap()
+        .tokens;
         let wide = margins.iter().take_while(|&&m| m > 0.2).count();
         assert_eq!(tokens[..wide], greedy[..wide], "prompt {prompt}");
         compared += wide;
@@ -105,7 +106,9 @@ fn eighty_tokens_of_the_demo_repeat_no_six_words() {
         };
         let engine = EngineConfig::default();
         let tokens =
-            generate(&mut model, &prompt, &config, &engine, |_| ControlFlow::Continue(())).unwrap().tokens;
+            generate(&mut model, Request::new(&prompt[..], config), &engine, |_| ControlFlow::Continue(()))
+                .unwrap()
+                .tokens;
         let text = tokenizer.decode(&tokens, true).unwrap();
         let words: Vec<&str> = text.split_whitespace().collect();
         assert!(words.len() > 20, "seed {seed}: {text}");

@@ -12,7 +12,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use crate::token_ids::TokenIds;
+use crate::{thinking::ThinkingFlags, token_ids::TokenIds};
 
 /// Runs ternary (BitNet b1.58) language models on any CPU, and on NVIDIA GPUs.
 ///
@@ -107,18 +107,18 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub file: Option<PathBuf>,
     /// A prompt of token ids instead of a text, like 1,2,3; the model gets exactly these
-    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file", "system"])]
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file", "system", "thinking", "no_thinking"])]
     pub ids: Option<TokenIds>,
     /// Continue the prompt unchanged, even if the model has a chat template
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["thinking", "no_thinking"])]
     pub raw: bool,
     /// The system message of the chat
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
-    /// Answer without thinking first; the model's chat template must offer this choice
-    #[arg(long, conflicts_with = "raw")]
-    pub no_thinking: bool,
-    /// Print one JSON object at the end: the text, its tokens and the statistics
+    /// Flags for thoughts.
+    #[command(flatten)]
+    pub thinking: ThinkingFlags,
+    /// Print one JSON object at the end: the text, the thought, their tokens and the statistics
     #[arg(long)]
     pub json: bool,
     /// Sampling flags.
@@ -181,9 +181,9 @@ pub struct ChatArgs {
     /// The system message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Answer without thinking first; the model's chat template must offer this choice
-    #[arg(long)]
-    pub no_thinking: bool,
+    /// Flags for thoughts.
+    #[command(flatten)]
+    pub thinking: ThinkingFlags,
     /// Sampling flags.
     #[command(flatten)]
     pub sampling: Sampling,

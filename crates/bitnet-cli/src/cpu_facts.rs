@@ -1,3 +1,5 @@
+//! What this machine says about its processor: name, cores, instruction sets.
+
 use serde::Serialize;
 
 #[derive(Debug, Clone, Serialize)]

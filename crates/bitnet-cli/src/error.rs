@@ -1,3 +1,5 @@
+//! The error of a command: what failed, where, and what to do about it.
+
 use std::{io, path::PathBuf};
 
 use bitnet::inference::{GenerationError, InvalidConfig};

@@ -16,8 +16,10 @@ mod memory;
 mod model_arg;
 mod output;
 mod output_file;
+mod printer;
 mod progress;
 mod svg;
+mod thinking;
 mod token_ids;
 
 use std::{

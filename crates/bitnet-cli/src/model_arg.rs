@@ -12,20 +12,6 @@ pub fn open(model: &str) -> Result<Checkpoint, CliError> {
     Ok(open_files(model)?.checkpoint)
 }
 
-/// Like [`open_files`], but tells the chat template not to think first unless `thinking` is set.
-pub fn open_thinking(model: &str, thinking: bool) -> Result<Opened, CliError> {
-    let mut opened = open_files(model)?;
-    let checkpoint = &mut opened.checkpoint;
-    if !thinking {
-        let asks = checkpoint.chat.take_if(|template| template.asks_for_thinking());
-        let decided = asks.map(|template| template.with_thinking(false));
-        let what = "the model's chat template leaves no choice about thinking";
-        let refused = || CliError::refused(what, "--no-thinking", "leave it out");
-        checkpoint.chat = Some(decided.ok_or_else(refused)?);
-    }
-    Ok(opened)
-}
-
 /// Like [`open`], with the path of the files.
 pub fn open_files(model: &str) -> Result<Opened, CliError> {
     let mut bar: Option<(String, Progress)> = None;

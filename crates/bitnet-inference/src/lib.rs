@@ -46,7 +46,7 @@ pub use request::{
 pub use sample::TokenText;
 pub use schedule::BatchSizing;
 
-pub use thought::{Marker, Part, ThoughtBudget, ThoughtReader, ThoughtRule};
+pub use thought::{Marker, Part, ThoughtBudget, ThoughtEnd, ThoughtReader, ThoughtRule};
 
 /// The names that users of other BitNet engines know, as thin layers over this crate's engine. The module `names` of
 /// the crate `bitnet` shows each in a short program.

@@ -1,3 +1,5 @@
+//! Opens a model with settings: device, threads, memory, batch size, cache.
+
 use std::fmt;
 
 use bitnet_inference::EngineConfig;

@@ -1,3 +1,5 @@
+//! Embeddings of texts: vectors of length 1, from models that embed.
+
 use bitnet_inference::{self as inference, Completion, RequestHandle, SubmitError};
 
 use crate::{Error, Model, Request};

@@ -1,3 +1,5 @@
+//! The error of every call of this crate, each with what to do about it.
+
 use std::fmt;
 
 #[cfg(feature = "hub")]
@@ -5,8 +7,6 @@ use bitnet_hub::HubError;
 use bitnet_inference::{GenerationError, InvalidRequest, RequestError, StartError, SubmitError};
 use bitnet_kernels::{KernelError, KvType, gpu::GpuError};
 use bitnet_model::{ForwardError, ModelError};
-
-use crate::prompt::PromptError;
 
 /// Why a model could not be opened or a request failed. Its `Display` is one line, `<what> (<where>): <cure>`.
 #[derive(Debug, thiserror::Error)]
@@ -48,26 +48,10 @@ pub enum Error {
     NoTokenizer { model: String },
     /// The model does not embed texts.
     NoEmbeddings { model: String },
-    /// A message of the conversation cannot be rendered where it is.
-    Message {
-        /// Index of the message.
-        index: usize,
-        problem: &'static str,
-        cure: &'static str,
-    },
     /// The JSON schema, regular expression or choice cannot be followed.
     Schema { problem: String },
     /// The request was refused or failed.
     Request(#[from] GenerationError),
-}
-
-impl From<PromptError> for Error {
-    fn from(error: PromptError) -> Self {
-        match error {
-            PromptError::Template(error) => Error::Model(error),
-            PromptError::Message { index, problem, cure } => Error::Message { index, problem, cure },
-        }
-    }
 }
 
 impl fmt::Display for Error {
@@ -94,9 +78,6 @@ impl fmt::Display for Error {
             Error::Start(e) => (e.to_string(), "engine"),
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
             Error::NoEmbeddings { model } => ("the model does not embed texts".into(), model.as_str()),
-            Error::Message { index, problem, .. } => {
-                return write!(f, "{problem} (message {index}): {}", self.cure());
-            }
             Error::Schema { problem } => (format!("the schema cannot be followed: {problem}"), "schema"),
             Error::Request(e) => (e.to_string(), "request"),
         };
@@ -127,7 +108,6 @@ impl Error {
                 "give token ids, or put the model's tokenizer.json next to its weights"
             }
             Error::NoEmbeddings { .. } => "ask it for text, or open an embedding model",
-            Error::Message { cure, .. } => cure,
             Error::Schema { .. } => "correct or simplify the schema",
             Error::Request(e) => request_cure(e),
         };

@@ -30,6 +30,9 @@
 //! # }
 //! ```
 //!
+//! What a model thinks before it answers a conversation is apart from the answer: in [`Answer::thought`], and in pieces of
+//! their own, [`Piece::Thought`]. [`Request::thinking`] says whether and how much to think.
+//!
 //! Every call has an async form for any executor: [`Model::complete_async`], [`Model::stream_async`],
 //! [`Model::batch_async`], [`Model::embed_async`]. All calls, from all threads and clones of a model, share one engine,
 //! which computes them together. Dropping a stream or a future cancels its request.
@@ -49,13 +52,14 @@ mod models;
 pub mod names;
 mod open;
 pub mod prompt;
+mod prompted;
 mod request;
 #[cfg(feature = "json")]
 pub mod schema;
 mod sizes;
 pub mod thought;
 
-pub use answer::{Answer, Pieces};
+pub use answer::{Answer, Piece, Pieces};
 pub use builder::Builder;
 pub use embedding::Embedding;
 pub use error::Error;
@@ -63,12 +67,14 @@ pub use load::Device;
 pub use memory::{Memory, SystemMemory, peak_memory_bytes};
 pub use models::Model;
 pub use open::{Opened, open_checkpoint};
+pub use prompted::Prompted;
 pub use request::{Request, sampling};
+pub use thought::Thinking;
 
 #[cfg(feature = "hub")]
 pub use bitnet_hub as hub;
 pub use bitnet_inference::{self as inference, Constraint, FinishReason, Priority, TokenSet};
 pub use bitnet_kernels::{self as kernels, KvType};
-pub use bitnet_model::{self as model, Message, TemplateInput};
+pub use bitnet_model::{self as model, Effort, Message, TemplateInput};
 pub use bitnet_tensor as tensor;
 pub use futures_core::Stream;

@@ -1,3 +1,5 @@
+//! A running model: completes, chats, streams and batches, blocking and async.
+
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -12,11 +14,10 @@ use futures_util::future::join_all;
 use serde_json::Value;
 
 use crate::{
-    Answer, Error, Pieces, Request,
+    Answer, Error, Pieces, Prompted, Request,
+    answer::Parts,
     load::{Loaded, Plan},
     open::Opened,
-    prompt::Conversation,
-    request::Prompt,
 };
 #[cfg(feature = "json")]
 use crate::{
@@ -123,9 +124,9 @@ impl Model {
     /// # Errors
     /// If the request is invalid. The iterator returns later failures.
     pub fn stream(&self, request: impl Into<Request>) -> Result<Pieces, Error> {
-        let request = self.request(&request.into())?;
-        let tokens = request.prompt.len();
-        Ok(self.pieces(self.0.engine.submit_all(vec![request])?, [tokens]).remove(0))
+        let request = self.prepare(&request.into())?;
+        let parts = [Parts::of(&request)];
+        Ok(self.pieces(self.0.engine.submit_all(vec![request])?, parts).remove(0))
     }
 
     /// Answers many requests in one batch. Each gets the same tokens as it would alone, or its own error.
@@ -143,10 +144,10 @@ impl Model {
 
     /// As [`Model::stream`], on any executor.
     pub async fn stream_async(&self, request: impl Into<Request>) -> Result<Pieces, Error> {
-        let request = self.request(&request.into())?;
-        let tokens = request.prompt.len();
+        let request = self.prepare(&request.into())?;
+        let parts = [Parts::of(&request)];
         let handles = self.0.engine.submit_all_async(vec![request]).await?;
-        Ok(self.pieces(handles, [tokens]).remove(0))
+        Ok(self.pieces(handles, parts).remove(0))
     }
 
     /// As [`Model::batch`], on any executor.
@@ -155,11 +156,11 @@ impl Model {
         requests: impl IntoIterator<Item = R>,
     ) -> Vec<Result<Answer, Error>> {
         let (valid, mut results) = self.requests(requests);
-        let tokens: Vec<usize> = valid.iter().map(|request| request.prompt.len()).collect();
+        let parts: Vec<Parts> = valid.iter().map(Parts::of).collect();
         match self.0.engine.submit_all_async(valid).await {
             Ok(handles) => {
                 // All are read as their tokens come, so none is paused for being unread.
-                let answers = self.pieces(handles, tokens).into_iter().map(Pieces::answer_async);
+                let answers = self.pieces(handles, parts).into_iter().map(Pieces::answer_async);
                 fill(&mut results, join_all(answers).await);
             }
             Err(refused) => fill(&mut results, std::iter::repeat_with(|| Err(refused.clone().into()))),
@@ -172,18 +173,33 @@ impl Model {
     /// # Errors
     /// If the model has no tokenizer for the text, or its chat template refuses the conversation.
     pub fn encode(&self, request: &Request) -> Result<Vec<u32>, Error> {
-        let Checkpoint { name, tokenizer, chat, .. } = &self.0.checkpoint;
-        let tokenizer = || tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: name.clone() });
-        Ok(match &request.prompt {
-            Prompt::Tokens(ids) => ids.clone(),
-            Prompt::Text(text) => tokenizer()?.encode(text, true)?,
-            Prompt::Chat(messages) => {
-                let input = request.template_input.clone();
-                let conversation = Conversation { input, ..Conversation::new(messages.clone()) };
-                let prompt = conversation.render(chat.as_ref())?;
-                tokenizer()?.encode(&prompt.text, prompt.add_special_tokens)?
+        Ok(request.prompted(&self.0.checkpoint)?.tokens)
+    }
+
+    /// The request in the form of the engine, for programs that submit it themselves.
+    ///
+    /// # Errors
+    /// If the request is invalid.
+    pub fn prepare(&self, request: &Request) -> Result<inference::Request, Error> {
+        let checkpoint = &self.0.checkpoint;
+        let Prompted { tokens, thought } = request.prompted(checkpoint)?;
+        let constraint = match &request.format {
+            #[cfg(feature = "json")]
+            Some(format) => {
+                let schema = self.schema(format)?;
+                Some(thought.iter().fold(schema, Schema::after_thought).constraint())
             }
-        })
+            _ => request.constraint.clone(),
+        };
+        let request = inference::Request {
+            constraint,
+            thought,
+            priority: request.priority,
+            timeout: request.timeout,
+            ..inference::Request::new(tokens, request.config(&checkpoint.defaults))
+        };
+        self.0.engine.validate(&request).map_err(inference::SubmitError::from)?;
+        Ok(request)
     }
 
     /// The model's tokenizer, if it has one.
@@ -238,7 +254,7 @@ impl Model {
         requests: impl IntoIterator<Item = R>,
     ) -> (Vec<inference::Request>, Results) {
         let mut valid = Vec::new();
-        let results = requests.into_iter().map(|request| match self.request(&request.into()) {
+        let results = requests.into_iter().map(|request| match self.prepare(&request.into()) {
             Ok(request) => {
                 valid.push(request);
                 None
@@ -247,24 +263,6 @@ impl Model {
         });
         let results = results.collect();
         (valid, results)
-    }
-
-    /// Converts a request to the engine's form.
-    fn request(&self, request: &Request) -> Result<inference::Request, Error> {
-        let checkpoint = &self.0.checkpoint;
-        let constraint = match &request.format {
-            #[cfg(feature = "json")]
-            Some(format) => Some(self.schema(format)?.constraint()),
-            _ => request.constraint.clone(),
-        };
-        let request = inference::Request {
-            constraint,
-            priority: request.priority,
-            timeout: request.timeout,
-            ..inference::Request::new(self.encode(request)?, request.config(&checkpoint.defaults))
-        };
-        self.0.engine.validate(&request).map_err(inference::SubmitError::from)?;
-        Ok(request)
     }
 
     #[cfg(feature = "json")]
@@ -283,14 +281,10 @@ impl Model {
         }
     }
 
-    fn pieces(
-        &self,
-        handles: Vec<RequestHandle>,
-        prompt_tokens: impl IntoIterator<Item = usize>,
-    ) -> Vec<Pieces> {
+    fn pieces(&self, handles: Vec<RequestHandle>, parts: impl IntoIterator<Item = Parts>) -> Vec<Pieces> {
         let decoder = || self.tokenizer().map(Tokenizer::stream);
-        let pieces = handles.into_iter().zip(prompt_tokens);
-        pieces.map(|(handle, tokens)| Pieces::new(handle, tokens, decoder())).collect()
+        let pieces = handles.into_iter().zip(parts);
+        pieces.map(|(handle, parts)| Pieces::new(handle, parts, decoder())).collect()
     }
 }
 

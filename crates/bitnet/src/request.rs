@@ -1,7 +1,11 @@
+//! What a program asks of a model: a prompt, and how to continue it. `prompted.rs` makes its tokens.
+
 use std::{sync::Arc, time::Duration};
 
 use bitnet_inference::{Constraint, GenerationConfig, Priority};
-use bitnet_model::{GenerationDefaults, Message, TemplateInput};
+use bitnet_model::{Effort, GenerationDefaults, Message, TemplateInput};
+
+use crate::thought::Thinking;
 
 /// Temperature if neither the request nor the model sets one.
 const TEMPERATURE: f32 = 0.7;
@@ -13,6 +17,7 @@ pub struct Request {
     pub(crate) prompt: Prompt,
     pub(crate) format: Option<Format>,
     pub(crate) template_input: TemplateInput,
+    pub(crate) thinking: Thinking,
     pub(crate) constraint: Option<Arc<dyn Constraint>>,
     pub(crate) priority: Priority,
     pub(crate) timeout: Option<Duration>,
@@ -31,7 +36,7 @@ pub(crate) enum Prompt {
     Chat(Vec<Message>),
 }
 
-/// The format that the whole text must have.
+/// The format that the whole answer must have.
 #[derive(Debug, Clone)]
 pub(crate) enum Format {
     #[cfg(feature = "json")]
@@ -64,6 +69,7 @@ impl Request {
             prompt,
             format: None,
             template_input: TemplateInput::default(),
+            thinking: Thinking::default(),
             constraint: None,
             priority: Priority::default(),
             timeout: None,
@@ -199,7 +205,14 @@ impl Request {
         self
     }
 
-    /// Restricts which tokens may follow, by your own rule.
+    /// Sets whether and how much to think before the answer to a conversation: `false`, an [`Effort`], or any
+    /// [`Thinking`]. It has no effect with a chat template that knows no thoughts.
+    pub fn thinking(mut self, thinking: impl Into<Thinking>) -> Self {
+        self.thinking = thinking.into();
+        self
+    }
+
+    /// Restricts which tokens may follow, by your own rule; it also applies to thoughts.
     pub fn constraint(mut self, constraint: impl Constraint + 'static) -> Self {
         self.constraint = Some(Arc::new(constraint));
         self
@@ -241,6 +254,18 @@ pub fn sampling(model: &GenerationDefaults) -> GenerationConfig {
         min_p: model.min_p.unwrap_or(0.0),
         repetition_penalty: model.repetition_penalty.unwrap_or(1.0),
         ..GenerationConfig::default()
+    }
+}
+
+impl From<bool> for Thinking {
+    fn from(on: bool) -> Thinking {
+        Thinking { on: Some(on), ..Thinking::default() }
+    }
+}
+
+impl From<Effort> for Thinking {
+    fn from(effort: Effort) -> Thinking {
+        Thinking { effort: Some(effort), ..Thinking::default() }
     }
 }
 

@@ -1,3 +1,5 @@
+//! `bitnet batch`: answers a file of requests, and resumes where an earlier run was interrupted.
+
 use std::{
     fs::File,
     io::{self, IsTerminal, Write},

@@ -1,3 +1,5 @@
+//! `bitnet chat`: a conversation with history, whose answers are printed as they come.
+
 use std::{
     fmt::Display,
     io,
@@ -10,16 +12,18 @@ use std::{
 };
 
 use bitnet::{
-    Message, Model, Request,
+    Message, Model, Prompted, Request, Thinking,
     inference::{self, EngineConfig, GenerationConfig, RequestHandle, Update},
+    thought::Split,
 };
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use super::run::{Printer, config};
+use super::run::config;
 use crate::{
     args::{ChatArgs, Common},
     error::CliError,
     load, model_arg, output, output_file,
+    printer::{AnswerReader, Printer},
 };
 
 /// How often to check for Ctrl-C while waiting for an answer.
@@ -28,8 +32,9 @@ const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE 
                     shows this; Ctrl-C stops an answer, Ctrl-D ends the chat";
 
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
-    let opened = model_arg::open_thinking(&args.model, !args.no_thinking)?;
+    let opened = model_arg::open_files(&args.model)?;
     model_arg::tokenizer(&opened.checkpoint)?;
+    let thinking = args.thinking.of(&opened.checkpoint)?;
     let config = config(&args.sampling, &opened.checkpoint.defaults);
     config.validate(opened.checkpoint.spec.vocab)?;
     let max_draft = usize::from(args.speculation.speculate);
@@ -40,7 +45,8 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let no_signals = |e: ctrlc::Error| CliError::refused(e, "Ctrl-C", "use `bitnet run` instead");
     ctrlc::set_handler(move || stopped.store(true, SeqCst)).map_err(no_signals)?;
 
-    let mut chat = Chat { model, config, stop, messages: Vec::new() };
+    let shows_thoughts = args.thinking.shows();
+    let mut chat = Chat { model, config, thinking, shows_thoughts, stop, messages: Vec::new() };
     chat.reset(args.system.as_deref());
     let no_terminal = |e: ReadlineError| CliError::refused(e, "terminal", "use `bitnet run` instead");
     let mut editor = DefaultEditor::new().map_err(no_terminal)?;
@@ -89,6 +95,8 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
 struct Chat {
     model: Model,
     config: GenerationConfig,
+    thinking: Thinking,
+    shows_thoughts: bool,
     stop: Arc<AtomicBool>,
     messages: Vec<Message>,
 }
@@ -114,7 +122,11 @@ impl Chat {
         self.messages.push(Message::new("user", message));
         let answered = self.fitting_prompt().and_then(|prompt| self.answer(prompt));
         match answered {
-            Ok(answer) => self.messages.push(Message::new("assistant", answer)),
+            Ok(Split { thought, answer }) => {
+                // The template decides what of earlier thoughts the model sees again.
+                let reasoning = Some(thought).filter(|thought| !thought.is_empty());
+                self.messages.push(Message { reasoning, ..Message::new("assistant", answer) });
+            }
             Err(e) => {
                 self.messages.pop();
                 return Err(e);
@@ -124,25 +136,26 @@ impl Chat {
     }
 
     /// Returns the conversation as a prompt, without its oldest turns if all of them leave no room for an answer.
-    fn fitting_prompt(&mut self) -> Result<Vec<u32>, CliError> {
+    fn fitting_prompt(&mut self) -> Result<Prompted, CliError> {
         let context = self.model.engine().context();
         let room = self.config.max_new_tokens.min(context / 4);
         let mut dropped = 0;
         loop {
-            let ids = self.model.encode(&Request::chat(self.messages.clone()))?;
+            let request = Request::chat(self.messages.clone()).thinking(self.thinking.clone());
+            let prompt = request.prompted(self.model.checkpoint())?;
+            let length = prompt.tokens.len();
             let oldest = self.messages.iter().position(|message| message.role == "user");
             let second = oldest.and_then(|first| {
                 let later = self.messages[first + 1..].iter().position(|message| message.role == "user")?;
                 Some(first..first + 1 + later)
             });
             match second {
-                Some(turn) if ids.len() + room > context => {
+                Some(turn) if length + room > context => {
                     self.messages.drain(turn);
                     dropped += 1;
                 }
-                _ if ids.len() >= context => {
-                    let what =
-                        format!("the message has {} tokens, and there is room for {context}", ids.len());
+                _ if length >= context => {
+                    let what = format!("the message has {length} tokens, and there is room for {context}");
                     return Err(CliError::refused(what, "chat", "give a shorter one"));
                 }
                 _ => {
@@ -151,32 +164,32 @@ impl Chat {
                         1 => output::note("the oldest turn was dropped to make room"),
                         n => output::note(format_args!("the oldest {n} turns were dropped to make room")),
                     }
-                    return Ok(ids);
+                    return Ok(prompt);
                 }
             }
         }
     }
 
     /// Generates and prints the answer until it ends or is stopped. The cache still holds the previous turns.
-    fn answer(&self, prompt: Vec<u32>) -> Result<String, CliError> {
-        let request = inference::Request::new(prompt, self.config.clone());
+    fn answer(&self, prompt: Prompted) -> Result<Split, CliError> {
+        let Prompted { tokens, thought, .. } = prompt;
+        let reader = AnswerReader::new(self.model.tokenizer(), thought.as_ref());
+        let mut printer = Printer::new(reader, self.shows_thoughts);
+        let request = inference::Request { thought, ..inference::Request::new(tokens, self.config.clone()) };
         let handle = self.model.engine().submit(request).map_err(failed)?;
-        let mut printer = Printer::new(self.model.tokenizer());
         self.stop.store(false, SeqCst);
         let (begun, mut first) = (Instant::now(), None);
         let (ids, tail) = read(handle, &self.stop, |token| {
             first.get_or_insert_with(Instant::now);
             printer.token(token)
         })?;
-        printer.end(&tail)?;
+        let answer = printer.end(&tail)?;
         if let Some(first) = first.filter(|_| ids.len() > 1) {
             let speed = (ids.len() - 1) as f64 / first.elapsed().as_secs_f64();
             let wait = (first - begun).as_secs_f64();
             output::note(format_args!("[{} tokens at {speed:.1} tok/s, first after {wait:.2} s]", ids.len()));
         }
-        let mut text = model_arg::tokenizer(self.model.checkpoint())?.decode(&ids, true)?;
-        text.push_str(&String::from_utf8_lossy(&tail));
-        Ok(text)
+        Ok(answer)
     }
 
     /// Writes the conversation as messages of OpenAI's API.
@@ -184,9 +197,13 @@ impl Chat {
         if path.is_empty() {
             return Err(CliError::refused("there is no file name", "/save", "give one after the command"));
         }
-        let messages: Vec<_> = (self.messages.iter())
-            .map(|m| serde_json::json!({"role": m.role, "content": m.content}))
-            .collect();
+        let message = |m: &Message| match &m.reasoning {
+            None => serde_json::json!({"role": m.role, "content": m.content}),
+            Some(thought) => {
+                serde_json::json!({"role": m.role, "reasoning_content": thought, "content": m.content})
+            }
+        };
+        let messages: Vec<_> = self.messages.iter().map(message).collect();
         let text = serde_json::to_vec_pretty(&messages).map_err(|e| CliError::Stdout(e.into()))?;
         output_file::save(Path::new(path), &text)?;
         output::note(format_args!("{} messages in {path}", messages.len()));

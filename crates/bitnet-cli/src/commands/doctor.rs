@@ -1,3 +1,5 @@
+//! `bitnet doctor`: reports what this machine has, and checks every kernel on it.
+
 use bitnet::kernels::{
     Backend, BackendInfo, Cpu, Isa,
     conformance::{Case, Failure, cases, check, check_rounded},

@@ -1,3 +1,5 @@
+//! `bitnet inspect`: describes a model, its tensors and its chat template.
+
 use bitnet::kernels::KvType;
 use bitnet::load::Home;
 use bitnet::model::{Batch, CallSyntax, Conventions, Inspection, ModelSpec, inspect};

@@ -1,3 +1,5 @@
+//! `bitnet logits`: writes the logits of a sequence of tokens to a file.
+
 use bitnet::model::{Batch, Logits, Model};
 use safetensors::{Dtype, tensor::TensorView};
 

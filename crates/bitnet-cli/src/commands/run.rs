@@ -1,14 +1,16 @@
+//! `bitnet run`: completes a prompt, or answers a message, and streams the text.
+
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     ops::ControlFlow,
     path::Path,
     sync::Arc,
     time::Duration,
 };
 
-use bitnet::inference::{EngineConfig, Generated, GenerationConfig, TokenText, generate};
-use bitnet::model::{Checkpoint, DecodeStream, GenerationDefaults, Message, Model, Tokenizer};
-use bitnet::prompt::Conversation;
+use bitnet::inference::{self, EngineConfig, Generated, GenerationConfig, TokenText, generate};
+use bitnet::model::{Checkpoint, GenerationDefaults, Message, Model};
+use bitnet::{Prompted, Request, thought::Split};
 use serde_json::json;
 
 use crate::{
@@ -18,16 +20,17 @@ use crate::{
     input_text,
     load::{Want, load},
     model_arg, output,
+    printer::{AnswerReader, Printer},
 };
 
 /// Maximum number of prompt tokens in one step.
 const STEP: usize = 512;
 
 pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
-    let checkpoint = model_arg::open_thinking(&args.model, !args.no_thinking)?.checkpoint;
+    let checkpoint = model_arg::open(&args.model)?;
     let config = config(&args.sampling, &checkpoint.defaults);
     config.validate(checkpoint.spec.vocab)?;
-    let prompt = prompt(args, &checkpoint)?;
+    let Prompted { tokens: prompt, thought, .. } = prompt(args, &checkpoint)?;
     let context = checkpoint.spec.context;
     if prompt.len() >= context {
         let what = format!("the prompt has {} tokens, and the model's context is {context}", prompt.len());
@@ -55,16 +58,24 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     }
 
     let engine = engine_config(&checkpoint, drafts);
+    let length = prompt.len();
+    let request = inference::Request { thought, ..inference::Request::new(prompt, config.clone()) };
+    let mut reader = AnswerReader::new(checkpoint.tokenizer.as_ref(), request.thought.as_ref());
     if args.json {
-        let generated = complete(&mut *model, &prompt, &config, &engine, |_| Ok(()))?;
-        return output::json(&report(&checkpoint, &*model, prompt.len(), &config, &generated)?);
+        let read = |token| {
+            reader.token(token);
+            Ok(())
+        };
+        let generated = complete(&mut *model, request.clone(), &engine, read)?;
+        reader.end(&generated.tail);
+        return output::json(&report(&checkpoint, &*model, &request, reader.answer, &generated));
     }
-    let mut printer = Printer::new(checkpoint.tokenizer.as_ref());
-    let generated = complete(&mut *model, &prompt, &config, &engine, |token| printer.token(token))?;
+    let mut printer = Printer::new(reader, args.thinking.shows());
+    let generated = complete(&mut *model, request, &engine, |token| printer.token(token))?;
     printer.end(&generated.tail)?;
 
     let info = model.backend();
-    output::note(pace(prompt.len(), &generated));
+    output::note(pace(length, &generated));
     output::note(format_args!(
         "seed {}, temperature {}, kv {}, on {}, isa {}, {} threads",
         generated.seed, config.temperature, info.kv, info.device, info.isa, info.threads
@@ -72,30 +83,25 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Describes a generation as a JSON object; what was not measured is null.
+/// Describes a generation as a JSON object; what was not measured is null, and so is a thought if there was none.
 fn report(
     checkpoint: &Checkpoint,
     model: &dyn Model,
-    prompt: usize,
-    config: &GenerationConfig,
+    request: &inference::Request,
+    Split { thought, answer }: Split,
     generated: &Generated,
-) -> Result<serde_json::Value, CliError> {
-    let mut text = match &checkpoint.tokenizer {
-        Some(tokenizer) => Some(tokenizer.decode(&generated.tokens, true)?),
-        None => None,
-    };
-    if let Some(text) = &mut text {
-        text.push_str(&String::from_utf8_lossy(&generated.tail));
-    }
+) -> serde_json::Value {
     let info = model.backend();
-    Ok(json!({
+    json!({
         "model": checkpoint.name,
-        "text": text,
+        "text": checkpoint.tokenizer.as_ref().map(|_| answer),
+        "thought": Some(thought).filter(|thought| !thought.is_empty()),
         "token_ids": generated.tokens,
         "finish_reason": generated.finish.to_string(),
-        "prompt_tokens": prompt,
+        "prompt_tokens": request.prompt.len(),
+        "thought_tokens": generated.thought_tokens,
         "seed": generated.seed,
-        "temperature": config.temperature,
+        "temperature": request.config.temperature,
         "first_token_seconds": generated.first_token.map(|time| time.as_secs_f64()),
         "decode_seconds": generated.decode.map(|time| time.as_secs_f64()),
         "drafted": generated.drafted,
@@ -104,12 +110,16 @@ fn report(
         "isa": info.isa,
         "threads": info.threads,
         "kv": info.kv,
-    }))
+    })
 }
 
 /// Reports the number of prompt and generated tokens, with speeds where they were measured.
 fn pace(prompt: usize, generated: &Generated) -> String {
     let Generated { tokens, finish, first_token, drawn, decode, drafted, accepted, .. } = generated;
+    let thought = match generated.thought_tokens {
+        0 => String::new(),
+        n => format!(", {n} of them for thoughts"),
+    };
     let prefill = first_token.map_or(String::new(), |time| {
         format!(" at {}, first token after {:.3} s", rate(prompt, time), time.as_secs_f64())
     });
@@ -120,7 +130,7 @@ fn pace(prompt: usize, generated: &Generated) -> String {
         _ => format!(", {accepted} of {drafted} draft tokens accepted"),
     };
     format!(
-        "{prompt} prompt tokens{prefill}; {} tokens generated{decode}{accepted_drafts}, ended by {finish}",
+        "{prompt} prompt tokens{prefill}; {} tokens generated{thought}{decode}{accepted_drafts}, ended by {finish}",
         tokens.len()
     )
 }
@@ -134,11 +144,10 @@ pub(super) fn engine_config(checkpoint: &Checkpoint, max_draft: usize) -> Engine
     }
 }
 
-/// Generates from `prompt` and passes each token to `print` as it comes.
+/// Runs a request and passes each token to `print` as it comes.
 fn complete(
     model: &mut dyn Model,
-    prompt: &[u32],
-    config: &GenerationConfig,
+    request: inference::Request,
     engine: &EngineConfig,
     mut print: impl FnMut(u32) -> io::Result<()>,
 ) -> Result<Generated, CliError> {
@@ -150,7 +159,7 @@ fn complete(
             ControlFlow::Break(())
         }
     };
-    let generated = generate(model, prompt, config, engine, each).map_err(CliError::Generate)?;
+    let generated = generate(model, request, engine, each).map_err(CliError::Generate)?;
     match failed {
         None => Ok(generated),
         Some(e) => Err(CliError::Stdout(e)),
@@ -173,31 +182,35 @@ pub(super) fn config(args: &Sampling, defaults: &GenerationDefaults) -> Generati
     }
 }
 
-fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError> {
-    if let Some(ids) = &args.ids {
-        model_arg::check_ids(checkpoint, &ids.0, "--ids")?;
-        return Ok(ids.0.clone());
-    }
-    let tokenizer = model_arg::tokenizer(checkpoint)?;
-    let template = checkpoint.chat.as_ref().filter(|_| !args.raw);
-    if args.system.is_some() && template.is_none() {
-        let cure = "leave it out, or put it into the prompt";
-        return Err(CliError::refused("the model has no chat template for it", "--system", cure));
-    }
-    let text = text(args)?;
-    let ids = match template {
-        Some(template) => {
-            let system = args.system.as_ref().map(|text| Message::new("system", text));
-            let conversation = Conversation::new(system.into_iter().chain([Message::new("user", text)]));
-            let prompt = conversation.render(Some(template)).map_err(bitnet::Error::from)?;
-            tokenizer.encode(&prompt.text, prompt.add_special_tokens)?
+fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Prompted, CliError> {
+    let request = match &args.ids {
+        Some(ids) => {
+            model_arg::check_ids(checkpoint, &ids.0, "--ids")?;
+            Request::tokens(&ids.0[..])
         }
-        None => tokenizer.encode(&text, true)?,
+        None => {
+            model_arg::tokenizer(checkpoint)?;
+            let templated = checkpoint.chat.is_some() && !args.raw;
+            if args.system.is_some() && !templated {
+                let cure = "leave it out, or put it into the prompt";
+                return Err(CliError::refused("the model has no chat template for it", "--system", cure));
+            }
+            let thinking = args.thinking.of(checkpoint)?;
+            let text = text(args)?;
+            let system = args.system.as_ref().map(|text| Message::new("system", text));
+            match templated {
+                true => {
+                    Request::chat(system.into_iter().chain([Message::new("user", text)])).thinking(thinking)
+                }
+                false => Request::new(text),
+            }
+        }
     };
-    if ids.is_empty() {
+    let prompted = request.prompted(checkpoint)?;
+    if prompted.tokens.is_empty() {
         return Err(CliError::usage("the prompt is empty", "PROMPT", "give at least one character"));
     }
-    Ok(ids)
+    Ok(prompted)
 }
 
 /// Returns the text of the prompt: the argument, a file without its last line end, or stdin likewise.
@@ -215,47 +228,6 @@ fn text(args: &RunArgs) -> Result<String, CliError> {
     let line_end = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end)).unwrap_or_default();
     text.truncate(text.len() - line_end.len());
     Ok(text)
-}
-
-/// Writes tokens to stdout as they come, as text or, without a tokenizer, as ids.
-pub(super) struct Printer {
-    stream: Option<DecodeStream>,
-    printed: bool,
-    line_open: bool,
-}
-
-impl Printer {
-    pub fn new(tokenizer: Option<&Tokenizer>) -> Self {
-        Printer { stream: tokenizer.map(Tokenizer::stream), printed: false, line_open: false }
-    }
-
-    pub fn token(&mut self, token: u32) -> io::Result<()> {
-        let text = match &mut self.stream {
-            Some(stream) => stream.push(token),
-            None if self.printed => format!(" {token}"),
-            None => token.to_string(),
-        };
-        self.write(&text)
-    }
-
-    fn write(&mut self, text: &str) -> io::Result<()> {
-        if text.is_empty() {
-            return Ok(());
-        }
-        self.printed = true;
-        self.line_open = !text.ends_with('\n');
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()
-    }
-
-    /// Writes the rest of the text and ends its last line.
-    pub fn end(mut self, tail: &[u8]) -> Result<(), CliError> {
-        let mut rest = self.stream.as_mut().map(DecodeStream::finish).unwrap_or_default();
-        rest.push_str(&String::from_utf8_lossy(tail));
-        self.write(&rest).map_err(CliError::Stdout)?;
-        if self.line_open { self.write("\n").map_err(CliError::Stdout) } else { Ok(()) }
-    }
 }
 
 fn rate(tokens: usize, time: Duration) -> String {

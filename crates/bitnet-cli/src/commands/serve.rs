@@ -1,3 +1,5 @@
+//! `bitnet serve`: loads a model and answers over HTTP until it is told to end.
+
 use std::{
     io,
     net::{SocketAddr, TcpListener},

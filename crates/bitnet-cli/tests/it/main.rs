@@ -18,4 +18,5 @@ mod run;
 mod serve;
 mod shell;
 mod signals;
+mod thoughts;
 mod tokens;

@@ -29,6 +29,8 @@ pub struct Generated {
     pub first_token: Option<Duration>,
     /// Number of drawn tokens, including the one that ended the text.
     pub drawn: usize,
+    /// Number of tokens of thoughts, markers included.
+    pub thought_tokens: usize,
     /// Time from the first drawn token to the last; `None` if fewer than two were drawn.
     pub decode: Option<Duration>,
     /// Number of drafted tokens.
@@ -37,20 +39,20 @@ pub struct Generated {
     pub accepted: u64,
 }
 
-/// Continues a prompt with a borrowed model on the calling thread, with the engine's scheduler and steps but not its
-/// thread. Of `engine`, only `eos`, `text` and `max_draft` apply. `on_token` is called with each token as soon as it is
+/// Runs a request for one choice with a borrowed model on the calling thread, with the engine's scheduler and steps but not
+/// its thread. Of `engine`, only `eos`, `text` and `max_draft` apply. `on_token` is called with each token as soon as it is
 /// final, and can end the text; later tokens are dropped.
 pub fn generate(
     model: &mut dyn Model,
-    prompt: &[u32],
-    config: &GenerationConfig,
+    request: Request,
     engine: &EngineConfig,
     on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerationError> {
     let context = model.spec().context.min(model.limits().kv_blocks * Batch::BLOCK_TOKENS);
-    let request = Request::new(prompt, GenerationConfig { n: 1, ..config.clone() });
+    let config = GenerationConfig { n: 1, ..request.config };
+    let request = Request { config, ..request };
     request.validate(model.spec().vocab, context, engine.text.is_some())?;
-    let seed = config.seed.unwrap_or_else(fresh_seed);
+    let seed = request.config.seed.unwrap_or_else(fresh_seed);
     let scheduler = Scheduler::new(for_one(model, context, engine));
     let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model)));
     let mut text =
@@ -77,6 +79,7 @@ pub fn generate(
         seed,
         first_token: first.map(|first| first - steps.start()),
         drawn,
+        thought_tokens: end.thought_tokens,
         decode: first.zip(last).filter(|_| drawn > 1).map(|(first, last)| last - first),
         drafted,
         accepted,

@@ -41,7 +41,7 @@ pub enum InvalidRequest {
     #[error("the budget of the thought has no tokens that end the thought: give those of its end marker")]
     NoEnding,
     /// A token that ends a thought is not in the vocabulary.
-    #[error("token {token} at the end of the thought's budget is not in the vocabulary of {vocab} tokens")]
+    #[error("token {token} at the end of a thought is not in the vocabulary of {vocab} tokens")]
     UnknownEnding { token: u32, vocab: usize },
 }
 

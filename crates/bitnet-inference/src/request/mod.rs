@@ -132,12 +132,10 @@ impl Request {
 }
 
 fn check_thought(rule: &ThoughtRule, vocab: usize, text: bool) -> Result<(), InvalidRequest> {
-    let budget = rule.budget.as_ref();
-    let ending = budget.map_or(&[][..], |budget| &budget.ending);
-    if budget.is_some() && ending.is_empty() {
+    if rule.budget.as_ref().is_some_and(|budget| budget.ending.is_empty()) {
         return Err(InvalidRequest::NoEnding);
     }
-    if let Some(&token) = ending.iter().find(|&&token| token as usize >= vocab) {
+    if let Some(token) = rule.written().find(|&token| token as usize >= vocab) {
         return Err(InvalidRequest::UnknownEnding { token, vocab });
     }
     if rule.needs_text() && !text { Err(InvalidRequest::NoTextOfMarkers) } else { Ok(()) }

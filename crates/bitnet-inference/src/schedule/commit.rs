@@ -13,12 +13,20 @@ use crate::sample::{Scan, StopMatcher, TokenText};
 use crate::thought::Place;
 
 /// A token that the sampler drew.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SampledToken {
     /// The token.
     pub token: u32,
     /// Its log-probabilities, if requested.
     pub logprobs: Option<TokenLogprobs>,
+    /// The tokens that close a thought before a call, if this is the first of them; the others are written next.
+    pub closing: Vec<u32>,
+}
+
+impl From<u32> for SampledToken {
+    fn from(token: u32) -> Self {
+        SampledToken { token, ..SampledToken::default() }
+    }
 }
 
 /// The outcome of a planned run.
@@ -165,7 +173,12 @@ impl Scheduler {
             s.end_token = Some((token, drawn.logprobs.take()));
         } else {
             let place = match &mut s.thought {
-                Some(thought) => thought.place(token, spell(text.as_deref(), token, spelled)),
+                Some(thought) => {
+                    if !drawn.closing.is_empty() {
+                        thought.close_with(std::mem::take(&mut drawn.closing));
+                    }
+                    thought.place(token, spell(text.as_deref(), token, spelled))
+                }
                 None => Place::Answer { before: 0 },
             };
             let watched = s.stops && !config.stop_strings.is_empty() && s.tokens.len() >= s.may_end;

@@ -69,7 +69,7 @@ impl Circle {
             for i in 0..run.rows {
                 let at = run.start + run.len - run.drafts + i;
                 let token = 1 + at as u32 % 4;
-                outcome.drawn.push(SampledToken { token, logprobs: None });
+                outcome.drawn.push(SampledToken::from(token));
                 if s.tokens.get(at) != Some(&token) {
                     break;
                 }

@@ -327,7 +327,7 @@ fn a_clock_that_jumps_ends_requests_with_a_timeout_and_no_others() {
         if scheduler.plan(now, &mut plan) {
             for run in &plan.runs {
                 let from = outcome.drawn.len();
-                outcome.drawn.extend((run.rows > 0).then_some(SampledToken { token: 1, logprobs: None }));
+                outcome.drawn.extend((run.rows > 0).then_some(SampledToken::from(1)));
                 outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
             }
             scheduler.commit(now, &plan, &mut outcome);

@@ -5,8 +5,8 @@ use bitnet_model::Limits;
 
 use bitnet_inference::sim::HashModel;
 use bitnet_inference::{
-    EngineConfig, FinishReason, Generated, GenerationConfig, GenerationError, InvalidRequest, TokenText,
-    generate,
+    EngineConfig, FinishReason, Generated, GenerationConfig, GenerationError, InvalidRequest, Request,
+    TokenText, generate,
 };
 
 fn model(max_tokens: usize) -> HashModel {
@@ -22,7 +22,8 @@ fn spelled() -> EngineConfig {
 }
 
 fn run(max_tokens: usize, prompt: &[u32], config: &GenerationConfig) -> Result<Generated, GenerationError> {
-    generate(&mut model(max_tokens), prompt, config, &engine(&[7]), |_| ControlFlow::Continue(()))
+    let request = Request::new(prompt, config.clone());
+    generate(&mut model(max_tokens), request, &engine(&[7]), |_| ControlFlow::Continue(()))
 }
 
 #[test]
@@ -69,7 +70,7 @@ fn eos_ends_the_text_and_is_not_part_of_it() {
 fn a_callback_that_breaks_ends_the_text() {
     let config = GenerationConfig { max_new_tokens: 50, ..Default::default() };
     let mut seen = 0;
-    let stopped = generate(&mut model(64), &[1, 2], &config, &engine(&[]), |_| {
+    let stopped = generate(&mut model(64), Request::new([1, 2], config), &engine(&[]), |_| {
         seen += 1;
         if seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
@@ -93,7 +94,7 @@ fn nothing_follows_the_token_at_which_a_callback_breaks() {
     let held: String = tokens.iter().map(|t| format!("{t:02}")).collect();
     let config = GenerationConfig { stop_strings: vec![held + "!"], ..config };
     let mut seen = Vec::new();
-    let stopped = generate(&mut model(64), &[1, 2], &config, &spelled(), |token| {
+    let stopped = generate(&mut model(64), Request::new([1, 2], config), &spelled(), |token| {
         seen.push(token);
         ControlFlow::Break(())
     });
@@ -127,7 +128,8 @@ fn as_many_tokens_as_can_be_asked_for_end_at_the_context() {
 fn a_stop_string_ends_the_text_before_it() {
     let free = GenerationConfig { max_new_tokens: 20, ..Default::default() };
     let go = |config: &GenerationConfig| {
-        generate(&mut model(64), &[1, 2], config, &spelled(), |_| ControlFlow::Continue(())).unwrap()
+        let request = Request::new([1, 2], config.clone());
+        generate(&mut model(64), request, &spelled(), |_| ControlFlow::Continue(())).unwrap()
     };
     let tokens = go(&free).tokens;
     let stop = format!("{:02}{:02}", tokens[4], tokens[5]);
@@ -151,7 +153,7 @@ fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
         let mut model = HashModel::new(50, 300, limits);
         let (counts, engine) = (model.counts(), EngineConfig { max_draft, ..EngineConfig::default() });
         let each = |_| ControlFlow::Continue(());
-        let done = generate(&mut model, &[1, 2, 1], &config, &engine, each).unwrap();
+        let done = generate(&mut model, Request::new([1, 2, 1], config.clone()), &engine, each).unwrap();
         (done, counts.forwards.load(std::sync::atomic::Ordering::Relaxed) as u64)
     };
     let ((plain, steps), (drafting, fewer)) = (with(0), with(4));
@@ -174,7 +176,8 @@ fn a_recurrent_model_drafts_where_it_has_a_second_state_and_generates_the_same()
         let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8, state_slots };
         let engine = EngineConfig { max_draft, ..engine(&[]) };
         let each = |_| ControlFlow::Continue(());
-        generate(&mut HashModel::new(50, 300, limits), &[1, 2, 3], &config, &engine, each).unwrap()
+        let request = Request::new([1, 2, 3], config.clone());
+        generate(&mut HashModel::new(50, 300, limits), request, &engine, each).unwrap()
     };
     let plain = with(1, 0);
     assert_ne!(plain.tokens, with(0, 0).tokens, "the state decides");

@@ -42,7 +42,7 @@ fn step(scheduler: &mut Scheduler, now: u64) -> Plan {
     assert_eq!(scheduler.check_plan(&plan), Ok(()));
     for run in &plan.runs {
         let from = outcome.drawn.len();
-        outcome.drawn.extend((run.rows > 0).then_some(SampledToken { token: 1, logprobs: None }));
+        outcome.drawn.extend((run.rows > 0).then_some(SampledToken::from(1)));
         outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
     }
     scheduler.commit(now, &plan, &mut outcome);

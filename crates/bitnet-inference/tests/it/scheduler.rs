@@ -412,7 +412,7 @@ impl Pair {
         let mut outcome = StepOutcome::default();
         for &(id, start, len, rows) in &runs {
             let first = outcome.drawn.len();
-            let drawn = SampledToken { token: token(id, start + len), logprobs: None };
+            let drawn = SampledToken::from(token(id, start + len));
             outcome.drawn.extend((rows > 0).then_some(drawn));
             outcome.runs.push(RunOutcome::Done(first..outcome.drawn.len()));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bitnet_inference::{
     EngineConfig, FinishReason, GenerationConfig, InvalidRequest, Marker, Part, Request, RequestHandle,
-    ThoughtBudget, ThoughtRule, TokenText,
+    ThoughtBudget, ThoughtEnd, ThoughtRule, TokenText,
     sampling::{Draw, Sampler},
     sim::{HashModel, Oracle},
 };
@@ -25,13 +25,20 @@ fn think(open: bool) -> ThoughtRule {
         closing: marker("</think>", Some(2)),
         gap: "\n\n".into(),
         calls: vec![3],
-        budget: None,
+        ..ThoughtRule::default()
     }
 }
 
 /// The thought, the answer, and the number of tokens in the thought.
 fn split<'t>(open: bool, tokens: impl IntoIterator<Item = (u32, &'t str)>) -> (String, String, usize) {
-    let (mut reader, mut parts) = (Arc::new(think(open)).reader(), [Vec::new(), Vec::new()]);
+    split_by(think(open), tokens)
+}
+
+fn split_by<'t>(
+    rule: ThoughtRule,
+    tokens: impl IntoIterator<Item = (u32, &'t str)>,
+) -> (String, String, usize) {
+    let (mut reader, mut parts) = (Arc::new(rule).reader(), [Vec::new(), Vec::new()]);
     let mut add =
         |part: Part, bytes: &[u8]| parts[usize::from(part == Part::Answer)].extend_from_slice(bytes);
     tokens.into_iter().for_each(|(token, text)| reader.push(Some(token), text.as_bytes(), &mut add));
@@ -82,6 +89,37 @@ fn a_token_that_begins_a_call_ends_the_thought_and_its_text_does_not() {
     assert_eq!(split(true, call), ("so <tool_call> no".into(), "<tool_call>\n{".into(), 1));
     let later = [(2, "</think>"), (3, "<tool_call>"), (9, "{"), (3, "<tool_call>")];
     assert_eq!(split(true, later), (String::new(), "<tool_call>{<tool_call>".into(), 1));
+}
+
+#[test]
+fn a_token_at_the_beginning_of_a_line_opens_another_thought_until_there_is_a_call() {
+    let again = |tokens: &[(u32, &'static str)]| {
+        let (thought, answer, count) =
+            split_by(ThoughtRule { again: true, ..think(false) }, tokens.iter().copied());
+        (thought, answer, count)
+    };
+    let said = |thought: &str, answer: &str, count| (thought.to_owned(), answer.to_owned(), count);
+    let (open, close) = ((1, "<think>"), (2, "</think>"));
+    let two = [open, (9, "\nso"), close, (9, "\n\nyes\n"), open, (9, "\nbut\n"), close, (9, "\n\nno")];
+    assert_eq!(again(&two), said("sobut", "yes\nno", 6));
+    let first = [(9, "yes"), (9, "\n"), open, (9, "so"), close, (9, "no")];
+    assert_eq!(again(&first), said("so", "yes\nno", 3));
+    let at_once = [open, (9, "so"), close, (9, "\n"), open, (9, "but"), close, (9, "no")];
+    assert_eq!(again(&at_once), said("sobut", "no", 6));
+    // Text that only looks like a marker, one within a line, and one after a call are part of the answer.
+    for tokens in [
+        &[(9, "yes\n"), (9, "<think>"), (9, "no")][..],
+        &[(9, "yes\n "), open, (9, "no")],
+        &[(9, "yes\n"), (3, "<tool_call>"), (9, "\n"), open, (9, "no")],
+    ] {
+        let whole: String = tokens.iter().map(|(_, text)| *text).collect();
+        assert_eq!(again(tokens), said("", &whole, 0));
+    }
+    assert_eq!(
+        split_by(think(false), two).1,
+        "yes\n<think>\nbut\n</think>\n\nno",
+        "only where the rule says so"
+    );
 }
 
 proptest! {
@@ -180,6 +218,100 @@ fn thinking(count: usize, seed: u64) -> Vec<Request> {
         Request { thought: rule(i % 20, &[40, 41, 12, 5][i % 3..]), ..Request::new(prompt, config) }
     };
     mixed.map(request).collect()
+}
+
+/// The tokens that close a thought before a call, which begins with a token from 20 on.
+const BEFORE_CALL: [u32; 2] = [40, 12];
+
+/// Requests in whose thoughts calls begin.
+fn calling(count: usize, seed: u64) -> Vec<Request> {
+    let mut requests = thinking(count, seed);
+    for request in &mut requests {
+        let end = ThoughtEnd {
+            tail_tokens: BEFORE_CALL[..1].to_vec(),
+            tokens: BEFORE_CALL[1..].to_vec(),
+            ..ThoughtEnd::default()
+        };
+        let rule = rule(0, &[]).map(Arc::unwrap_or_clone).unwrap();
+        let rule = ThoughtRule { calls: (20..30).collect(), before_call: Some(end), budget: None, ..rule };
+        request.thought = Some(Arc::new(rule));
+    }
+    requests
+}
+
+/// As [`alone_thinking`], for a request of [`calling`]; also returns how many calls closed a thought.
+fn alone_calling(request: &Request, choice: u32) -> (Vec<u32>, usize) {
+    let config = &request.config;
+    let (mut row, mut sampler, mut tokens) = (vec![0.0; VOCAB], Sampler::new(VOCAB), request.prompt.clone());
+    let (mut oracle, mut written, mut closed) = (Oracle::default(), Vec::new(), 0);
+    tokens.iter().for_each(|&t| oracle.push(t));
+    let prompt_len = tokens.len();
+    while tokens.len() < prompt_len + config.max_new_tokens {
+        oracle.logits(&mut row);
+        let at = Draw {
+            config,
+            tokens: &tokens,
+            prompt_len,
+            banned: &[],
+            allowed: None,
+            seed: config.seed.unwrap_or(0),
+            choice,
+        };
+        let token = written.pop().unwrap_or_else(|| {
+            let drawn = sampler.draw(&row, &at).unwrap();
+            let thinks = closed == 0 && !spelled(&tokens[prompt_len..]).contains(CLOSE);
+            if !thinks || !(20..30).contains(&drawn) {
+                return drawn;
+            }
+            (written, closed) = (vec![drawn, BEFORE_CALL[1]], 1);
+            BEFORE_CALL[0]
+        });
+        if token == EOS && !config.ignore_eos {
+            break;
+        }
+        tokens.push(token);
+        oracle.push(token);
+    }
+    (tokens.split_off(prompt_len), closed)
+}
+
+#[test]
+fn a_call_within_a_thought_closes_it_first_alone_and_in_a_batch_with_drafts_and_preemption() {
+    let (mut closed, mut accepted, mut preempted) = (0, 0, 0);
+    for (kv_blocks, max_draft) in [(64, 0), (9, 4), (64, 4)] {
+        let (engine, _) =
+            engine_with(Limits { kv_blocks, ..limits() }, EngineConfig { max_draft, ..config() });
+        let requests = calling(60, 5);
+        let handles = engine.submit_all(requests.clone()).unwrap();
+        for (handle, request) in handles.into_iter().zip(&requests) {
+            for (choice, got) in (0..).zip(handle.wait().unwrap().choices) {
+                let (alone, calls) = alone_calling(request, choice);
+                assert_eq!(got.tokens, alone, "{kv_blocks} blocks, {max_draft} drafts");
+                assert_eq!(
+                    got.logprobs.len(),
+                    if request.config.logprobs.is_some() { alone.len() } else { 0 }
+                );
+                closed += calls;
+            }
+        }
+        let counts = engine.status().scheduler;
+        (accepted, preempted) = (accepted + counts.accepted, preempted + counts.preemptions);
+    }
+    assert!(closed > 30 && accepted > 10 && preempted > 5, "{closed} closed, {accepted} {preempted}");
+}
+
+#[test]
+fn white_space_that_ends_a_thought_already_is_not_written_again_before_a_call() {
+    let end = ThoughtEnd { tail: "\n".into(), tail_tokens: vec![8], tokens: vec![2, 9] };
+    let rule = Arc::new(ThoughtRule { before_call: Some(end), ..think(true) });
+    let closed = |thought: &str| {
+        let mut reader = rule.reader();
+        reader.push(Some(7), thought.as_bytes(), |_, _| {});
+        (reader.closed_before(3), reader.closed_before(5))
+    };
+    assert_eq!(closed("so"), (Some(vec![8, 2, 9, 3]), None));
+    assert_eq!(closed("so\n"), (Some(vec![2, 9, 3]), None));
+    assert_eq!(closed("so</think>"), (None, None), "the thought has ended");
 }
 
 fn check(handle: RequestHandle, request: &Request, state_slots: usize, what: &str) -> usize {
@@ -333,6 +465,9 @@ fn a_rule_that_cannot_hold_is_refused_by_name() {
     };
     assert_eq!(refused(with(&[])), InvalidRequest::NoEnding);
     assert_eq!(refused(with(&[2, 50])), InvalidRequest::UnknownEnding { token: 50, vocab: VOCAB });
+    let end = ThoughtEnd { tail_tokens: vec![50], ..ThoughtEnd::default() };
+    let before_call = ThoughtRule { before_call: Some(end), ..with(&[2]) };
+    assert_eq!(refused(before_call), InvalidRequest::UnknownEnding { token: 50, vocab: VOCAB });
     let spelt = ThoughtRule { closing: marker("</think>", None), ..with(&[2]) };
     assert_eq!(refused(spelt), InvalidRequest::NoTextOfMarkers);
 }

@@ -76,7 +76,7 @@ fn play(arrivals: &[(u64, usize, usize)]) -> Trace {
         for run in &plan.runs {
             let from = outcome.drawn.len();
             if run.rows > 0 {
-                outcome.drawn.push(SampledToken { token: 1, logprobs: None });
+                outcome.drawn.push(SampledToken::from(1));
             }
             outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
         }
@@ -183,7 +183,7 @@ fn with_a_goal_for_the_first_token_no_request_is_passed_over_for_longer_than_hal
         assert!(scheduler.plan(now, &mut plan));
         for run in &plan.runs {
             let from = outcome.drawn.len();
-            outcome.drawn.extend((run.rows > 0).then_some(SampledToken { token: 1, logprobs: None }));
+            outcome.drawn.extend((run.rows > 0).then_some(SampledToken::from(1)));
             outcome.runs.push(RunOutcome::Done(from..outcome.drawn.len()));
         }
         outcome.micros = 100_000;

@@ -79,6 +79,14 @@ impl ThoughtForm {
             () => ThoughtState::Absent,
         }
     }
+
+    /// Whether a prompt that ends within a message ends within a thought.
+    pub fn state_within(&self, prompt: &str) -> ThoughtState {
+        match (prompt.rfind(&self.open), prompt.rfind(&self.close)) {
+            (Some(open), close) if close.is_none_or(|close| close < open) => ThoughtState::Open,
+            _ => ThoughtState::Closed,
+        }
+    }
 }
 
 /// An effort to reason, in the names of the APIs, from the least to the most.

@@ -1,5 +1,6 @@
 //! Chat templates: renders the model's own Jinja text as Hugging Face's `apply_chat_template` does.
 
+mod compiled;
 mod conventions;
 mod date;
 mod jinja;
@@ -9,24 +10,20 @@ mod probe;
 mod roles;
 mod sources;
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
-use jinja::{Error, Limits, Value};
-
-use crate::{ModelError, error::one_line};
+use crate::ModelError;
+use compiled::{Compiled, Given};
 pub use conventions::{
     CallForm, CallSyntax, Conventions, Effort, Efforts, Literals, Memory, Roles, Switch, ThoughtForm,
     ThoughtState,
 };
 pub use date::date;
 pub use message::{Message, TemplateInput, ToolCall};
-use probe::Probe;
 pub(crate) use sources::TemplateSources;
 
 /// Maximum size in bytes of a template; the largest real ones have about 30 KB.
 const MAX_TEMPLATE: usize = 64 << 10;
-/// Stack for rendering. Only the stack that a template really needs is ever touched.
-const STACK: usize = 128 << 20;
 /// Budget of a rendering in bytes of text: a fixed part, plus a multiple of the conversation's bytes that grows with
 /// the messages, because a template that gathers its text in a variable copies all of it at every message.
 const MIN_TEXT: usize = 16 << 20;
@@ -37,31 +34,16 @@ const TIMES_PER_MESSAGE: usize = 4;
 const MIN_STEPS: usize = 500_000;
 const STEPS_PER_BYTE: usize = 8;
 const STEPS_PER_MESSAGE: usize = 2_000;
-/// Budget of a probe.
-const PROBE: Limits = Limits { bytes: 1 << 20, steps: 40_000 };
-/// Stands behind the message that is continued, as in transformers.
-const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+/// Stands behind the text that is continued, as a tag of transformers does; no conversation contains it.
+const CONTINUED: &str = "\u{2}end-of-the-text-to-continue\u{3} ";
 
 /// A model's chat template: how a conversation becomes the text of a prompt.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    source: Arc<str>,
-    bos_token: String,
-    eos_token: String,
-    thinking: Option<bool>,
+    compiled: Arc<Compiled>,
     conventions: Arc<Conventions>,
     /// The template for conversations with tools, if the model has one of its own.
     for_tools: Option<Box<ChatTemplate>>,
-}
-
-/// How a prompt ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ending {
-    Closed,
-    /// The assistant's turn is opened.
-    Prompt,
-    /// The last message is left open.
-    Continued,
 }
 
 impl ChatTemplate {
@@ -76,20 +58,9 @@ impl ChatTemplate {
             let limit = MAX_TEMPLATE as u64;
             return Err(ModelError::TooLarge { file: "chat_template".into(), size, limit });
         }
-        let template = ChatTemplate {
-            source: source.into(),
-            bos_token: bos_token.into(),
-            eos_token: eos_token.into(),
-            thinking: None,
-            conventions: Arc::default(),
-            for_tools: None,
-        };
-        let cure = "give a template that Jinja accepts, or run with --raw";
-        let conventions = on_deep_stack(cure, || {
-            let parsed = jinja::Template::parse(source)?;
-            Ok(probe::conventions(&|probe| template.probed(&parsed, probe), source))
-        })?;
-        Ok(ChatTemplate { conventions: Arc::new(conventions), ..template })
+        let probe = |compiled: &Compiled| probe::conventions(&|probe| compiled.probed(probe), source);
+        let (compiled, conventions) = Compiled::new(source, [bos_token, eos_token], probe)?;
+        Ok(ChatTemplate { compiled: Arc::new(compiled), conventions: Arc::new(conventions), for_tools: None })
     }
 
     /// Adds the template that the model has for conversations with tools (`tool_use`).
@@ -111,23 +82,11 @@ impl ChatTemplate {
         self.for_tools.as_deref().filter(|_| tools).unwrap_or(self)
     }
 
-    /// Sets whether the assistant should think before it answers, by the variable that the template has for it. By
-    /// default the variable is undefined.
-    #[must_use]
-    pub fn with_thinking(self, thinking: bool) -> Self {
-        ChatTemplate { thinking: Some(thinking), ..self }
-    }
-
-    /// Whether the template reads `enable_thinking`.
-    pub fn asks_for_thinking(&self) -> bool {
-        self.asks_for("enable_thinking")
-    }
-
     /// Whether the template reads a variable of this name.
     pub fn asks_for(&self, variable: &str) -> bool {
         let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let reads = |source: &str| source.split(|c| !word(c)).any(|name| name == variable);
-        reads(&self.source) || self.for_tools.as_ref().is_some_and(|template| reads(&template.source))
+        reads(self.source()) || self.for_tools.as_ref().is_some_and(|template| reads(template.source()))
     }
 
     /// Renders a conversation; `add_generation_prompt` opens the assistant's turn.
@@ -153,126 +112,67 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         input: &TemplateInput,
     ) -> Result<String, ModelError> {
-        let ending = if add_generation_prompt { Ending::Prompt } else { Ending::Closed };
-        self.for_tools(!input.tools.is_empty()).rendered(messages, ending, input)
+        let template = self.for_tools(!input.tools.is_empty());
+        let messages = template.accepted(messages)?;
+        let given = messages.iter().map(Message::bytes).sum::<usize>() + input.bytes();
+        let bytes = MIN_TEXT + given * (TIMES + TIMES_PER_MESSAGE * messages.len());
+        let steps = MIN_STEPS + given * STEPS_PER_BYTE + messages.len() * STEPS_PER_MESSAGE;
+        template.compiled.render(bytes, steps, || {
+            let variable = |(name, json): &(String, String)| Ok((name.clone(), jinja::read_json(json)?));
+            Ok(Given {
+                messages: messages.iter().map(Message::value).collect::<Result<_, _>>()?,
+                tools: input.tools.iter().map(|json| jinja::read_json(json)).collect::<Result<_, _>>()?,
+                variables: input.variables.iter().map(variable).collect::<Result<_, _>>()?,
+                add_generation_prompt,
+            })
+        })
     }
 
-    /// Renders a conversation whose last message is to be continued: its text is the end of the prompt.
+    /// Renders a conversation whose last message is to be continued: its text is the end of the prompt. Without a text, the
+    /// assistant's thought is continued.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render_with`], and [`ModelError::Message`] if the last message has no text, or if the template
-    /// does not show it.
+    /// As [`ChatTemplate::render_with`], and [`ModelError::Message`] if the last message is not the assistant's, has nothing
+    /// to continue, or is not shown by the template.
     pub fn continue_final_message(
         &self,
         messages: &[Message],
         input: &TemplateInput,
     ) -> Result<String, ModelError> {
-        self.for_tools(!input.tools.is_empty()).rendered(messages, Ending::Continued, input)
-    }
-
-    fn rendered(
-        &self,
-        messages: &[Message],
-        ending: Ending,
-        input: &TemplateInput,
-    ) -> Result<String, ModelError> {
-        let last = messages.len().saturating_sub(1);
+        let index = messages.len().saturating_sub(1);
         let refused = |problem: &str| ModelError::Message {
-            index: last,
+            index,
             problem: problem.into(),
-            cure: "continue a message with text that the template shows, or open a new turn",
+            cure: "end with a text of the assistant, or ask for a new answer",
         };
-        let continued = messages.last().and_then(|message| message.content.as_deref()).map(str::trim);
-        if ending == Ending::Continued && continued.is_none() {
-            return Err(refused("there is no text to continue"));
+        let mut messages = messages.to_vec();
+        let last = messages.last_mut().ok_or_else(|| refused("there is no message to continue"))?;
+        if last.role != "assistant" {
+            return Err(refused("only a message of the assistant can be continued"));
         }
-        let mut messages = roles::accepted(messages, &self.conventions.roles)?;
-        if ending == Ending::Continued {
-            messages.to_mut().last_mut().into_iter().for_each(|message| message.push_text(CONTINUED));
-        }
-        let given = messages.iter().map(Message::bytes).sum::<usize>() + input.bytes();
-        let limits = Limits {
-            bytes: MIN_TEXT + given * (TIMES + TIMES_PER_MESSAGE * messages.len()),
-            steps: MIN_STEPS + given * STEPS_PER_BYTE + messages.len() * STEPS_PER_MESSAGE,
+        let continued = match (&mut last.content, &mut last.reasoning) {
+            (Some(content), _) if !content.is_empty() => content,
+            (_, Some(thought)) => thought,
+            _ => return Err(refused("it has no text to continue")),
         };
-        let cure = "check the roles and their order, or run with --raw";
-        let text = on_deep_stack(cure, || {
-            let mut variables = Vec::new();
-            let switch = self.conventions.thought.as_ref().and_then(|thought| thought.switch.as_ref());
-            let switch = switch.map_or("enable_thinking", |switch| switch.variable.as_str());
-            variables.extend(self.thinking.map(|thinking| (switch.to_owned(), thinking.into())));
-            for (name, json) in &input.variables {
-                variables.push((name.clone(), jinja::read_json(json)?));
-            }
-            let tools: Result<Vec<Value>, Error> =
-                input.tools.iter().map(|json| jinja::read_json(json)).collect();
-            let messages: Result<Vec<Value>, Error> = messages.iter().map(Message::value).collect();
-            let parsed = jinja::Template::parse(&self.source)?;
-            self.evaluate(&parsed, messages?, ending == Ending::Prompt, tools?, variables, limits)
-        })?;
-        if ending != Ending::Continued {
-            return Ok(text);
-        }
-        // The template may have trimmed the text, with the space at the end of the tag.
-        let at = text.rfind(CONTINUED.trim_end()).filter(|_| text.contains(continued.unwrap_or_default()));
-        let at = at.ok_or_else(|| refused("the template does not show it"))?;
-        let cut = &text[..at];
-        Ok(if text[at..].starts_with(CONTINUED) { cut } else { cut.trim_end() }.to_owned())
+        // A template that trims texts must trim this one too, though it goes on.
+        continued.push_str(CONTINUED);
+        let text = self.render_with(&messages, false, input)?;
+        let lost = || refused("the chat template leaves its text out, so that it cannot be continued");
+        let (before, after) = text.rsplit_once(CONTINUED.trim_end()).ok_or_else(lost)?;
+        Ok(if after.starts_with(' ') { before } else { before.trim_end() }.to_owned())
     }
 
-    /// Renders a probe; `None` if the template refuses it.
-    fn probed(&self, parsed: &jinja::Template, probe: Probe) -> Option<String> {
-        let read = |value: &serde_json::Value| jinja::read_json(&value.to_string()).ok();
-        let messages: Option<Vec<Value>> = probe.messages.iter().map(read).collect();
-        let tools: Option<Vec<Value>> = probe.tools.iter().map(read).collect();
-        let variables = probe.variables.iter().map(|(name, value)| Some(((*name).to_owned(), read(value)?)));
-        let variables: Option<Vec<(String, Value)>> = variables.collect();
-        self.evaluate(parsed, messages?, probe.prompt, tools?, variables?, PROBE).ok()
-    }
-
-    /// Renders on this thread.
-    fn evaluate(
-        &self,
-        parsed: &jinja::Template,
-        messages: Vec<Value>,
-        add_generation_prompt: bool,
-        tools: Vec<Value>,
-        variables: Vec<(String, Value)>,
-        limits: Limits,
-    ) -> Result<String, Error> {
-        let tokens = [("bos_token", &self.bos_token), ("eos_token", &self.eos_token)];
-        let tokens = tokens.into_iter().filter(|(_, text)| !text.is_empty());
-        let tools = if tools.is_empty() { Value::None } else { Value::list(tools)? };
-        let standard = [
-            ("messages", Value::list(messages)?),
-            ("add_generation_prompt", add_generation_prompt.into()),
-            ("tools", tools),
-            ("documents", Value::None),
-        ];
-        let standard = standard.into_iter().chain(tokens.map(|(name, text)| (name, text.as_str().into())));
-        // The template's standard variables come last: no other can replace them.
-        let all = variables.into_iter().chain(standard.map(|(name, value)| (name.to_owned(), value)));
-        parsed.render(all, limits, date::now)
+    /// The messages in roles, an order and a form that the template accepts. Rendering does this by itself.
+    ///
+    /// # Errors
+    /// [`ModelError::Message`] for a system message behind others that the template refuses.
+    pub fn accepted<'m>(&self, messages: &'m [Message]) -> Result<Cow<'m, [Message]>, ModelError> {
+        roles::accepted(messages, &self.conventions.roles)
     }
 
     /// The Jinja text.
     pub fn source(&self) -> &str {
-        &self.source
+        &self.compiled.source
     }
-}
-
-/// Runs `work` on a new thread, with enough stack for any allowed template.
-fn on_deep_stack<T: Send>(
-    cure: &'static str,
-    work: impl FnOnce() -> Result<T, Error> + Send,
-) -> Result<T, ModelError> {
-    let fail = |problem: String| ModelError::Template { problem, cure };
-    std::thread::scope(|scope| {
-        let work = || work().map_err(one_line);
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
-        let memory = |_| ModelError::Memory { what: "the stack of chat templates", bytes: STACK };
-        let thread = thread.map_err(memory)?;
-        let done = thread.join().map_err(|_| fail("its engine panicked".into()))?;
-        done.map_err(fail)
-    })
 }

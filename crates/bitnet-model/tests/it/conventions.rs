@@ -46,10 +46,15 @@ fn the_end_of_a_prompt_tells_whether_a_thought_is_open() {
         let chat = template(name);
         let thought = chat.conventions().thought.clone().unwrap();
         assert_eq!(thought.switch, Some(Switch { variable: variable.into(), default }), "{name}");
-        let state = |chat: ChatTemplate| thought.state(&chat.render(&user, true).unwrap());
-        assert_eq!(state(chat.clone()), absent, "{name}");
-        assert_eq!(state(chat.clone().with_thinking(true)), on, "{name}");
-        assert_eq!(state(chat.with_thinking(false)), off, "{name}");
+        let state = |thinks: Option<bool>| {
+            let variables = thinks.map(|thinks| (variable.to_owned(), thinks.to_string()));
+            let input =
+                TemplateInput { variables: variables.into_iter().collect(), ..TemplateInput::default() };
+            thought.state(&chat.render_with(&user, true, &input).unwrap())
+        };
+        assert_eq!(state(None), absent, "{name}");
+        assert_eq!(state(Some(true)), on, "{name}");
+        assert_eq!(state(Some(false)), off, "{name}");
     }
 }
 
@@ -208,12 +213,17 @@ fn a_final_message_is_continued_where_its_text_ends() {
     assert_eq!(continued("json.jinja", spoken("So ")).unwrap(), format!("{prompt}So "));
     // The template trims, so that the space at the end goes too.
     assert_eq!(continued("bare.jinja", spoken("So ")).unwrap(), format!("{prompt}So"));
-    assert_eq!(
-        continued("json.jinja", user.clone()).unwrap(),
-        format!("{}Hi", &prompt.replace("assistant\n", "user\n"))
-    );
-    let error = continued("json.jinja", Message { content: None, ..spoken("") }).unwrap_err();
-    assert!(matches!(&error, ModelError::Message { index: 1, .. }), "{error}");
+    // Without a text, the thought goes on.
+    let thinking = Message { content: None, reasoning: Some("Hm".into()), ..spoken("") };
+    let open = continued("kept.jinja", thinking).unwrap();
+    assert!(open.ends_with("<think>Hm"), "{open}");
+    let thought = template("kept.jinja").conventions().thought.clone().unwrap();
+    assert_eq!(thought.state_within(&open), ThoughtState::Open);
+    assert_eq!(thought.state_within(&format!("{open}</think>So ")), ThoughtState::Closed);
+    for refused in [user.clone(), Message { content: None, ..spoken("") }] {
+        let error = continued("json.jinja", refused).unwrap_err();
+        assert!(matches!(&error, ModelError::Message { index: 1, .. }), "{error}");
+    }
     let lost = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
     let error =
         lost.continue_final_message(&[user.clone(), spoken("x")], &TemplateInput::default()).unwrap_err();

@@ -1,6 +1,6 @@
 //! Text to ids and back, and conversations.
 
-use bitnet_model::{ChatTemplate, Message, Tokenizer};
+use bitnet_model::{ChatTemplate, Message, TemplateInput, Tokenizer};
 use proptest::prelude::*;
 
 use crate::support::{FOLDERS, GGUFS, GROUPED_FOLDERS, GROUPED_GGUFS, HYBRIDS, golden_text, open};
@@ -129,12 +129,15 @@ fn a_template_with_the_choice_gets_the_choice_to_think() {
     let before = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n\
                   <|im_start|>assistant\n4<|im_end|>\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(chat.render(&messages, true).unwrap(), before);
-    assert_eq!(chat.clone().with_thinking(true).render(&messages, true).unwrap(), before);
-    let without = chat.clone().with_thinking(false).render(&messages, true).unwrap();
-    assert_eq!(without, format!("{before}<think>\n\n</think>\n\n"));
-    assert!(
-        chat.asks_for_thinking() && !open("qwen3-yarn/model-PQ2_0.gguf").chat.unwrap().asks_for_thinking()
-    );
+    let thinking = |on: bool| {
+        let variables = vec![("enable_thinking".to_owned(), on.to_string())];
+        let input = TemplateInput { variables, ..TemplateInput::default() };
+        chat.render_with(&messages, true, &input).unwrap()
+    };
+    assert_eq!(thinking(true), before);
+    assert_eq!(thinking(false), format!("{before}<think>\n\n</think>\n\n"));
+    let asks = |chat: &ChatTemplate| chat.asks_for("enable_thinking");
+    assert!(asks(&chat) && !asks(&open("qwen3-yarn/model-PQ2_0.gguf").chat.unwrap()));
     // The thoughts of an unfinished answer stay.
     let unfinished = chat.render(&messages[..3], false).unwrap();
     assert!(
@@ -289,6 +292,8 @@ fn hostile_templates_end_with_one_error() {
         let chain = format!("{{{{ {}1 }}}}", link.repeat(60_000 / link.len()));
         let _either = ChatTemplate::new(&chain, "", "").and_then(|c| c.render(&messages, true));
     }
+    let long = format!("{{{{ {}1 }}}}", "1 + ".repeat(2_000));
+    assert!(ChatTemplate::new(&long, "", "").unwrap_err().to_string().contains("too long"));
     let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{%elif 0%}".repeat(6_000));
     assert_eq!(ChatTemplate::new(&elif, "", "").unwrap().render(&messages, true).unwrap(), "");
     let deep = format!("{{{{ {} }}}}", "(".repeat(100_000));
@@ -296,6 +301,43 @@ fn hostile_templates_end_with_one_error() {
         let error = ChatTemplate::new(template, "", "").unwrap_err();
         assert_eq!(error.to_string().lines().count(), 1);
     }
+}
+
+#[test]
+fn a_small_stack_is_enough_for_any_template() {
+    let tag = |inside: String| format!("{{{{ {inside} }}}}");
+    let around = |n: usize, open: &str, close: &str| tag(open.repeat(n) + "1" + &close.repeat(n));
+    let mut templates = vec![
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(9) }}{{ m(200) }}".to_owned(),
+        "{% macro m(n) %}{% call m(n) %}{{ caller() }}{% endcall %}{% endmacro %}{{ m(1) }}".to_owned(),
+        "{% set n = namespace(x=[]) %}{% for i in range(240) %}{% set n.x = [n.x] %}{% endfor %}\
+         {{ n.x }}{{ n.x | tojson }}{{ n.x == n.x }}{{ [n.x] | map('string') | list | length }}"
+            .to_owned(),
+        "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}".to_owned(),
+    ];
+    for n in [40, 90, 480] {
+        templates.extend([
+            around(n, "(", ")"),
+            around(n, "[", "]"),
+            around(n, "not ", ""),
+            around(n, "-", ""),
+        ]);
+        templates.extend([around(n, "", "|string"), around(n, "1 + ", ""), around(n, "{1: ", " }")]);
+        templates.push("{% if 1 %}".repeat(n) + &"{% endif %}".repeat(n));
+        templates.push("{% for a in [1] %}".repeat(n) + &"{% endfor %}".repeat(n));
+        templates.push("{% filter upper %}".repeat(n) + &"{% endfilter %}".repeat(n));
+    }
+    let render = move || {
+        let messages = [Message::new("user", "hi")];
+        let render = |template: &&String| {
+            ChatTemplate::new(template, "", "").is_ok_and(|chat| chat.render(&messages, true).is_ok())
+        };
+        templates.iter().filter(render).count()
+    };
+    // The templates are also dropped there.
+    let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(render);
+    let rendered = thread.unwrap().join().unwrap();
+    assert!(rendered >= 20, "{rendered} were rendered; the others nest too deeply for any stack");
 }
 
 proptest! {

@@ -1,5 +1,7 @@
 //! The constraint on the text of an answer: tool calls, a format, or either. It applies after the thought.
 
+use std::sync::Arc;
+
 use bitnet::model::CallForm;
 use bitnet::schema::Schema;
 use serde_json::json;
@@ -45,8 +47,12 @@ pub(super) fn constraint(parsed: &mut Parsed, service: &Service) -> Result<Const
         }
         (None, None) => return Ok(Constrained::default()),
     };
-    let schema = match &parsed.thought {
-        Some(rule) => schema.after_thought(rule),
+    let schema = match &mut parsed.thought {
+        Some(rule) => {
+            // Where the whole answer follows a format, no thought interrupts it.
+            Arc::make_mut(rule).again &= schema.is_partial();
+            schema.after_thought(rule)
+        }
         None => schema,
     };
     Ok(Constrained { schema: Some(schema), relaxed })

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use bitnet::{
-    Message, TemplateInput,
-    model::CallForm,
-    prompt::{self, PromptEnd, PromptError},
+    Message, TemplateInput, Thinking,
+    model::{CallForm, ModelError},
+    prompt::{self, PromptEnd},
     thought::ThoughtRule,
 };
 
 use super::{
     prompt::{Encoder, tokenizer},
-    thinking::Thinking,
     tools::{Offer, form::form},
 };
 use crate::http::error::ApiError;
@@ -53,16 +52,22 @@ impl Conversation {
         let input = TemplateInput { tools, variables: known.into_iter().chain(variables).collect() };
         let rendered = prompt::Conversation { messages, input, end }.render(template);
         let rendered = rendered.map_err(|error| match error {
-            PromptError::Message { index, problem, cure } => {
+            ModelError::Message { index, problem, cure } => {
                 let name = names.get(index).map_or(field, String::as_str);
                 ApiError::field(name, format!("{problem}: {cure}"))
             }
             other => ApiError::field(field, other),
         })?;
         let offer = offer.map(|offer| (offer, form(template)));
-        // The tag of a call ends a thought, where it is a token.
-        let tag = offer.as_ref().and_then(|(_, form)| tokenizer.token_id(form.open.trim()));
-        let thought = thinking.rule(rendered.thought, tag, encoder)?;
+        let form = template.and_then(|template| template.conventions().thought.as_ref());
+        let thinking = Thinking {
+            budget: thinking.budget.or(encoder.model.thinking_budget),
+            last_words: thinking.last_words.or_else(|| encoder.model.thinking_last_words.clone()),
+            ..thinking
+        };
+        let calls = offer.as_ref().map(|(_, form)| &**form);
+        let thought = thinking.rule(form, rendered.thought, calls, tokenizer).map_err(ApiError::fault)?;
+        let thought = thought.map(Arc::new);
         let tokens = encoder.text(&rendered.text, rendered.add_special_tokens, field)?;
         Ok(Conversation { tokens, offer, thought })
     }

@@ -12,6 +12,9 @@ use super::{
     tools::reader::{AnswerPart, Calls, Reader},
 };
 
+/// What stands between thoughts where an API has one text for all of them.
+pub(crate) const BETWEEN_THOUGHTS: &str = "\n\n";
+
 /// One choice of an answer.
 pub(crate) struct Turn {
     /// Index among the choices of all prompts.
@@ -29,7 +32,7 @@ pub(crate) struct Turn {
 /// A part of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
-    /// What the model thought, without markers.
+    /// What the model thought, without markers; further thoughts may follow texts.
     Thought(String),
     Text(String),
     /// The arguments are JSON, unless the answer was cut off in them.
@@ -97,10 +100,16 @@ impl Turn {
 
     fn add_split(&mut self, split: Split, each: &mut dyn FnMut(&Turn, Change<'_>)) {
         if !split.thought.is_empty() {
-            if !matches!(self.items.last(), Some(Item::Thought(_))) {
+            let mut more = split.thought.as_str();
+            if !self.open || !matches!(self.items.last(), Some(Item::Thought(_))) {
+                for part in self.reader.pause() {
+                    self.add_part(part, each);
+                }
+                // As an item of its own, a further thought needs no blank line before it.
+                more = more.trim_start();
                 self.open(Item::Thought(String::new()), each);
             }
-            self.grow(&split.thought, each);
+            self.grow(more, each);
         }
         if !self.splitter.thinks() && matches!(self.items.last(), Some(Item::Thought(_))) {
             self.close(each);
@@ -175,7 +184,14 @@ impl Turn {
             Item::Thought(thought) => Some(thought.as_str()),
             Item::Text(_) | Item::Call { .. } => None,
         });
-        thoughts.collect()
+        thoughts.collect::<Vec<_>>().join(BETWEEN_THOUGHTS)
+    }
+
+    /// Whether its last item is a thought that follows another one.
+    pub fn thinks_again(&self) -> bool {
+        let is_thought = |item: &Item| matches!(item, Item::Thought(_));
+        self.items.iter().rev().filter(|item| is_thought(item)).count() > 1
+            && self.items.last().is_some_and(is_thought)
     }
 
     /// Whether the turn is, or has ended, within a thought.

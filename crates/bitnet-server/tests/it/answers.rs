@@ -1,6 +1,6 @@
 //! What is answered, and what is refused by name.
 
-use bitnet::inference::{EngineConfig, GenerationConfig, generate};
+use bitnet::inference::{EngineConfig, GenerationConfig, Request, generate};
 use bitnet::kernels::{Cpu, Isa};
 use bitnet::model::{ChatTemplate, Checkpoint, Limits, Transformer};
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
@@ -21,7 +21,7 @@ fn alone(prompt: &str, config: GenerationConfig) -> Vec<u32> {
     let ids = checkpoint.tokenizer.as_ref().unwrap().encode(prompt, true).unwrap();
     let each = |_| std::ops::ControlFlow::Continue(());
     let engine = EngineConfig::default();
-    generate(&mut model, &ids, &config, &engine, each).unwrap().tokens
+    generate(&mut model, Request::new(ids, config), &engine, each).unwrap().tokens
 }
 
 fn token_ids(choice: &Value) -> Vec<u32> {

@@ -240,13 +240,18 @@ fn a_call_follows_the_thought_and_the_text_before_it() {
 }
 
 #[test]
-fn the_token_of_a_call_ends_an_open_thought() {
-    let one =
-        "<tool_call>\n<function=weather>\n<parameter=city>\nBath\n</parameter>\n</function>\n</tool_call>";
+fn the_token_of_a_call_closes_an_open_thought_before_it() {
+    let tokens = |text: &str| tokenizer(true).encode(text, false).unwrap();
+    let rest = "\n<function=weather>\n<parameter=city>\nBath\n</parameter>\n</function>\n</tool_call>";
+    let (thought, closed) = (tokens("I must look.\n"), tokens("</think>\n\n<tool_call>"));
+    // The model goes on with the call only after what is written instead.
+    let script = [&thought, &tokens("<tool_call>"), &closed[1..], &tokens(rest)].concat();
     for choice in ["auto", "required"] {
         let body = ask(json!({"tools": weather(), "tool_choice": choice, "parallel_tool_calls": false}));
-        let choice = written(THINKS, true, &format!("I must look. {one}"), &body);
+        let choice = written_in(THINKS, true, &script, &body);
         assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+        assert_eq!(text_of(&choice), format!("I must look.\n</think>\n\n<tool_call>{rest}"));
+        assert_eq!(choice["message"]["reasoning_content"], "I must look.");
         assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"city\": \"Bath\"}");
     }
 }

@@ -692,6 +692,71 @@ fn a_client_can_see_what_the_template_does() {
     assert_eq!(shown["thinking"], json!({"values": [true, false, "low", "high"], "default": "high"}));
 }
 
+#[test]
+fn several_thoughts_of_a_turn_stay_thoughts_in_every_api() {
+    let model = Scripted::new(OPEN);
+    let writes = ["Hm.\n", "</think>", "\n\nYes.\n", "<think>", "\nBut.\n", "</think>", "\n\nNo."];
+    for path in PATHS {
+        let answer = model.post(path, &ask(path, 100, None, false), &writes).ok();
+        let whole = whole(path, &answer);
+        let between = if matches!(path, CHAT | OLLAMA) { "\n\n" } else { "" };
+        assert_eq!(whole, said(&format!("Hm.{between}But."), "Yes.\nNo.", false), "{path}: {answer}");
+        let items = match path {
+            RESPONSES => &answer["output"],
+            MESSAGES => &answer["content"],
+            _ => &Value::Null,
+        };
+        let kinds: Vec<&str> =
+            items.as_array().into_iter().flatten().filter_map(|item| item["type"].as_str()).collect();
+        match path {
+            RESPONSES => assert_eq!(kinds, ["reasoning", "message", "reasoning", "message"]),
+            MESSAGES => assert_eq!(kinds, ["thinking", "text", "thinking", "text"]),
+            _ => {}
+        }
+        let stream = model.post(path, &ask(path, 100, None, true), &writes).text();
+        let (said, order) = streamed(path, &stream);
+        assert_eq!((said, order.as_str()), (whole, "tata"), "{path}: {stream}");
+    }
+    // Both count, and so do their markers.
+    let usage = &model.post(CHAT, &ask(CHAT, 100, None, false), &writes).ok()["usage"];
+    let thoughts = model.ids(&[writes[0], writes[1], writes[3], writes[4], writes[5]]).len();
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], thoughts, "{usage}");
+    // Where the whole answer has a format, a marker in it is text.
+    let format = json!({"guided_regex": "a\\n<think>b"});
+    let answer = model.post(CHAT, &merged(&ask(CHAT, 100, None, false), format), &["Hm.\n", "</think>"]);
+    assert_eq!(whole(CHAT, &answer.ok()), said("Hm.", "a\n<think>b", false));
+}
+
+#[test]
+fn a_call_within_a_thought_closes_it_so_that_the_next_prompt_has_the_same_tokens() {
+    let model = Scripted::new(OPEN);
+    let tools = json!([{"type": "function", "function": {"name": "roll", "parameters": {
+        "type": "object", "properties": {"sides": {"type": "integer"}}, "required": ["sides"]}}}]);
+    let question = json!({"role": "user", "content": "Roll."});
+    let call = "\n{\"name\": \"roll\", \"arguments\": {\"sides\": 6}}\n</tool_call>";
+    for writes in
+        [["I need a die.\n", "<tool_call>", call], ["I need a die.\n</think>\n\n\n", "<tool_call>", call]]
+    {
+        let body =
+            json!({"messages": [question], "tools": tools, "max_tokens": 200, "return_token_ids": true});
+        let answer = model.post(CHAT, &body, &writes).ok();
+        let choice = &answer["choices"][0];
+        let message = &choice["message"];
+        assert_eq!(text(&message["reasoning_content"]), "I need a die.", "{choice}");
+        assert_eq!(message["tool_calls"][0]["function"]["arguments"], "{\"sides\": 6}", "{choice}");
+        assert_eq!(text(&message["content"]), "");
+        let prompt = |messages: Value| -> Vec<u32> {
+            let tokens = model.server.post("/tokenize", &json!({"messages": messages, "tools": tools})).ok();
+            serde_json::from_value(tokens["tokens"].clone()).unwrap()
+        };
+        let mut written = prompt(json!([question]));
+        written.extend(serde_json::from_value::<Vec<u32>>(choice["token_ids"].clone()).unwrap());
+        let result = json!({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "1"});
+        let next = prompt(json!([question, message, result]));
+        assert_eq!(next[..written.len()], written, "{writes:?}");
+    }
+}
+
 /// Qwen's form, with tokens that the fixture's vocabulary has.
 const TURNS: &str = r"{%- set users = messages | selectattr('role', 'equalto', 'user') | list -%}
 {%- if tools -%}{{ '<|im_start|>system\n<tools>' + tools | tojson + '</tools><|im_end|>\n' }}{%- endif -%}

@@ -1,12 +1,11 @@
 //! From a conversation to the text of a prompt: in one place for the server, the program, Rust and Python.
 //! [`Conversation::render`] uses the model's chat template, or does without one.
 
-mod ending;
 mod plain;
 
 use std::borrow::Cow;
 
-use bitnet_model::{ChatTemplate, Conventions, Message, ModelError, TemplateInput, ThoughtState};
+use bitnet_model::{ChatTemplate, Message, ModelError, TemplateInput, ThoughtState};
 
 /// A conversation for a model to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,25 +41,6 @@ pub struct PromptText {
     pub thought: Option<ThoughtState>,
 }
 
-/// Why a conversation cannot be rendered.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PromptError {
-    /// The template refuses the conversation.
-    #[error(transparent)]
-    Template(#[from] ModelError),
-    /// A message cannot be rendered where it is.
-    #[error("message {index}: {problem}: {cure}")]
-    Message {
-        /// Index of the message.
-        index: usize,
-        /// What is wrong.
-        problem: &'static str,
-        /// What to do about it.
-        cure: &'static str,
-    },
-}
-
 impl Conversation {
     /// A conversation without tools, for the model to answer.
     pub fn new(messages: impl IntoIterator<Item = Message>) -> Self {
@@ -76,52 +56,33 @@ impl Conversation {
     /// only one. Without a template, the contents of the messages are joined by blank lines.
     ///
     /// # Errors
-    /// [`PromptError::Template`] if the template refuses the conversation, and [`PromptError::Message`] if it would
-    /// refuse a message where it is.
-    pub fn render(&self, template: Option<&ChatTemplate>) -> Result<PromptText, PromptError> {
+    /// [`ModelError::Template`] if the template refuses the conversation, and [`ModelError::Message`] if it would refuse a
+    /// message where it is.
+    pub fn render(&self, template: Option<&ChatTemplate>) -> Result<PromptText, ModelError> {
         let Some(template) = template else {
             let messages = plain::messages(&self.messages, &self.input.tools);
             let contents: Vec<&str> = messages.iter().map(Message::text).collect();
             return Ok(PromptText { text: contents.join("\n\n"), add_special_tokens: true, thought: None });
         };
-        let conventions = template.conventions();
-        let mut messages = fitted(&self.messages, conventions)?;
-        let mut input = Cow::Borrowed(&self.input);
+        let (mut messages, mut input) = (Cow::Borrowed(&self.messages[..]), Cow::Borrowed(&self.input));
         if !writes_tools(template) {
-            messages = Cow::Owned(plain::messages(&messages, &input.tools));
+            // Before messages are joined, so that an error names the message that was given.
+            let accepted = template.accepted(&self.messages)?;
+            messages = Cow::Owned(plain::messages(&accepted, &input.tools));
             input.to_mut().tools.clear();
         }
         let text = match self.end {
             PromptEnd::Answer => template.render_with(&messages, true, &input)?,
             PromptEnd::Messages => template.render_with(&messages, false, &input)?,
-            PromptEnd::Continued => ending::continued(template, messages.into_owned(), &input)?,
+            PromptEnd::Continued => template.continue_final_message(&messages, &input)?,
         };
-        let form = conventions.thought.as_ref();
+        let form = template.conventions().thought.as_ref();
         let thought = form.map(|form| match self.end {
-            PromptEnd::Continued => ending::state(form, &text),
+            PromptEnd::Continued => form.state_within(&text),
             _ => form.state(&text),
         });
         Ok(PromptText { text, add_special_tokens: false, thought })
     }
-}
-
-/// The messages in a form that the template takes, which may have one system message only.
-fn fitted<'m>(messages: &'m [Message], conventions: &Conventions) -> Result<Cow<'m, [Message]>, PromptError> {
-    let mut messages = Cow::Borrowed(messages);
-    let is_system = |message: &Message| message.role == "system";
-    let leading = messages.iter().take_while(|message| is_system(message)).count();
-    let roles = &conventions.roles;
-    if let Some(later) = messages.iter().skip(leading).position(is_system).filter(|_| !roles.later_system) {
-        let problem = "the model takes system messages at the beginning only";
-        let cure = "move it there, or send it as a message of the user";
-        return Err(PromptError::Message { index: leading + later, problem, cure });
-    }
-    if leading > 1 && !roles.several_systems {
-        let texts: Vec<&str> = messages[..leading].iter().map(Message::text).collect();
-        let merged = Message::new("system", texts.join("\n\n"));
-        messages.to_mut().splice(..leading, [merged]);
-    }
-    Ok(messages)
 }
 
 /// Whether a template writes tools and calls itself.

@@ -205,6 +205,11 @@ impl Schema {
         Schema { within: Some(within), ..self }
     }
 
+    /// Whether the schema is for only a part of the text.
+    pub fn is_partial(&self) -> bool {
+        self.within.is_some()
+    }
+
     /// The same schema, for the answer after a thought. The thought is free. If the whole answer follows the schema, the
     /// gap of the rule comes between the end marker and the answer, in the tokens that a prompt has there.
     #[must_use]

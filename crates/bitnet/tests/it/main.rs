@@ -3,3 +3,4 @@
 mod model;
 mod opening;
 mod schema;
+mod thoughts;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bitnet::{
-    Answer, Constraint, Error, FinishReason, Memory, Message, Model, Request, Stream, TokenSet,
+    Answer, Constraint, Error, FinishReason, Memory, Message, Model, Piece, Request, Stream, TokenSet,
     inference::{ConstraintError, EngineConfig, metrics::Counter},
 };
 
@@ -49,19 +49,19 @@ fn all_forms_give_the_same_text() {
     assert_eq!((whole.tokens.len(), whole.seed, whole.finish), (24, 3, FinishReason::Length));
     assert_eq!(model.tokenizer().unwrap().decode(&whole.tokens, true).unwrap(), whole.text);
 
-    let pieces: Result<Vec<String>, Error> = model.stream(verse(3)).unwrap().collect();
-    let pieces = pieces.unwrap();
+    let pieces: Result<Vec<Piece>, Error> = model.stream(verse(3)).unwrap().collect();
+    let pieces: Vec<String> = pieces.unwrap().iter().map(ToString::to_string).collect();
     assert!(pieces.len() > 12 && pieces.concat() == whole.text, "{pieces:?}");
     let mut stream = model.stream(verse(3)).unwrap();
     let first = stream.next().unwrap().unwrap();
-    assert!(whole.text.starts_with(&first));
+    assert!(whole.text.starts_with(first.text()) && whole.thought.is_empty());
     assert_eq!(stream.answer().unwrap(), whole, "pieces that were taken are part of the answer");
 
     assert_eq!(block_on(model.complete_async(verse(3))).unwrap(), whole);
     let text = block_on(async {
         let (mut stream, mut text) = (model.stream_async(verse(3)).await.unwrap(), String::new());
         while let Some(piece) = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
-            text.push_str(&piece.unwrap());
+            text.push_str(piece.unwrap().text());
         }
         text
     });
@@ -254,8 +254,9 @@ fn a_stream_that_nobody_reads_pauses_and_then_fails_and_the_cure_is_to_read_it()
     assert_eq!([Counter::Pauses, Counter::Failed].map(count), [1, 1]);
     let error = unread.answer().unwrap_err();
     assert_eq!(error.cure(), "read the pieces as they come");
-    let read: Result<Vec<String>, Error> = model.stream(verse(3)).unwrap().collect();
-    assert_eq!(read.unwrap().concat(), demo().complete(verse(3)).unwrap().text);
+    let read: Result<Vec<Piece>, Error> = model.stream(verse(3)).unwrap().collect();
+    let text: String = read.unwrap().iter().map(Piece::text).collect();
+    assert_eq!(text, demo().complete(verse(3)).unwrap().text);
 }
 
 #[test]

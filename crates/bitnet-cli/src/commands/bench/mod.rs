@@ -1,3 +1,5 @@
+//! `bitnet bench`: checks that a batch is right, then measures prefill, decode and what else was requested.
+
 pub mod kernels;
 mod report;
 mod runs;

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{EngineConfig, Generated, GenerationConfig, generate};
+use bitnet::inference::{EngineConfig, Generated, GenerationConfig, Request, generate};
 use bitnet::kernels::{Drawn, SamplingParams, Wanted};
 use bitnet::model::{Batch, Logits, Model};
 
@@ -133,7 +133,7 @@ impl<'a> Sequences<'a> {
                 for (max_draft, times) in [(0, &mut plain), (drafts, &mut with_drafts)] {
                     let engine = EngineConfig { max_draft, ..EngineConfig::default() };
                     let each = |_| ControlFlow::Continue(());
-                    let done = generate(self.model, &prompt, &config, &engine, each);
+                    let done = generate(self.model, Request::new(&prompt[..], config.clone()), &engine, each);
                     let done = done.map_err(CliError::Generate)?;
                     times.extend(done.decode.map(|time| time.as_secs_f64()));
                     last = Some(done);

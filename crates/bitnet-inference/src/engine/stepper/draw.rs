@@ -63,18 +63,24 @@ impl Stepper<'_> {
         let mut ahead = s.thought.clone().filter(|_| run.rows > first + 1);
         for i in first..run.rows {
             let tokens = &s.tokens[..end + 1 + i - run.rows];
-            let forced = ahead.as_ref().or(s.thought.as_ref()).and_then(ThoughtReader::forced);
-            let next = match (forced, self.logits.drawn(row + i)) {
+            let thought = ahead.as_ref().or(s.thought.as_ref());
+            let forced = thought.and_then(ThoughtReader::forced);
+            let mut next = match (forced, self.logits.drawn(row + i)) {
                 (Some(token), _) => self.with_logprobs(s, token, row + i)?,
                 (None, Some(token)) => {
                     self.draws.device += 1;
-                    SampledToken { token: token_of(token)?, logprobs: None }
+                    token_of(token)?.into()
                 }
                 (None, None) => {
                     self.draws.host += 1;
                     self.draw_on_host(scheduler, s, tokens, row + i)?
                 }
             };
+            if let Some(closing) = thought.and_then(|thought| thought.closed_before(next.token)) {
+                next = self.with_logprobs(s, closing[0], row + i)?;
+                next.closing.clone_from(&closing);
+                ahead.as_mut().into_iter().for_each(|ahead| ahead.close_with(closing.clone()));
+            }
             let token = next.token;
             drawn.push(next);
             if s.tokens.get(tokens.len()) != Some(&token) {
@@ -148,7 +154,7 @@ impl Stepper<'_> {
             Some(top) => Some(self.sampler.logprobs(self.logits.row(row), token, top)?),
             None => None,
         };
-        Ok(SampledToken { token, logprobs })
+        Ok(SampledToken { token, logprobs, closing: Vec::new() })
     }
 }
 

@@ -516,7 +516,7 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
     let mut drafts = |scheduler: &mut Scheduler, token| {
         assert!(scheduler.plan(0, &mut plan));
         let runs = vec![RunOutcome::Done(0..1)];
-        let drawn = vec![SampledToken { token, logprobs: None }];
+        let drawn = vec![SampledToken::from(token)];
         scheduler.commit(0, &plan, &mut StepOutcome { runs, drawn, ..StepOutcome::default() });
         plan.runs[0].drafts
     };

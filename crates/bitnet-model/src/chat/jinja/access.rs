@@ -191,7 +191,7 @@ fn subscript(value: &Value, key: &Value) -> Option<Value> {
                 0.. => text.chars().nth(index as usize),
                 _ => text.chars().nth_back(usize::try_from(-(index + 1)).ok()?),
             }?;
-            let c: std::rc::Rc<str> = (c.encode_utf8(&mut [0; 4]) as &str).into();
+            let c: std::sync::Arc<str> = (c.encode_utf8(&mut [0; 4]) as &str).into();
             Some(if let Value::Safe(_) = value { Value::Safe(c) } else { Value::Str(c) })
         }
         Value::Range(range) => place(range.len()).map(|at| Value::Int(range.at(at))),

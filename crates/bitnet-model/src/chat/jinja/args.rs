@@ -1,6 +1,6 @@
 //! The arguments of a call, by position and by name.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use num_bigint::BigInt;
 use num_traits::{FromPrimitive, ToPrimitive};
@@ -15,7 +15,7 @@ use super::{
 #[derive(Default, Clone)]
 pub(super) struct Args {
     pub positional: Vec<Value>,
-    pub named: Vec<(Rc<str>, Value)>,
+    pub named: Vec<(Arc<str>, Value)>,
 }
 
 impl Args {
@@ -85,7 +85,7 @@ pub(super) fn flag(value: &Option<Value>) -> bool {
 }
 
 /// A text argument.
-pub(super) fn text<'v>(value: &'v Value, what: &str) -> Result<&'v Rc<str>> {
+pub(super) fn text<'v>(value: &'v Value, what: &str) -> Result<&'v Arc<str>> {
     value
         .defined()?
         .text()

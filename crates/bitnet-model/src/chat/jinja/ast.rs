@@ -1,6 +1,9 @@
 //! A parsed template.
 
-use std::rc::Rc;
+use std::sync::Arc;
+
+use num_bigint::BigInt;
+use num_traits::ToPrimitive;
 
 use super::value::Value;
 
@@ -12,7 +15,7 @@ pub(super) struct Program {
     pub body: Vec<Statement>,
     pub macros: Vec<MacroBody>,
     pub loops: Vec<For>,
-    pub names: Vec<Rc<str>>,
+    pub names: Vec<Arc<str>>,
 }
 
 pub(super) struct Statement {
@@ -21,7 +24,7 @@ pub(super) struct Statement {
 }
 
 pub(super) enum Kind {
-    Text(Rc<str>),
+    Text(Arc<str>),
     Print(Expression),
     /// Index of [`Program::loops`].
     For(usize),
@@ -59,7 +62,7 @@ pub(super) struct For {
 }
 
 pub(super) struct MacroBody {
-    pub name: Rc<str>,
+    pub name: Arc<str>,
     pub parameters: Vec<Name>,
     /// The defaults of the last parameters.
     pub defaults: Vec<Expression>,
@@ -73,12 +76,12 @@ pub(super) struct MacroBody {
 pub(super) enum Target {
     Name(Name),
     /// An attribute of a namespace.
-    Attribute(Name, Rc<str>),
+    Attribute(Name, Arc<str>),
     Tuple(Vec<Target>),
 }
 
 pub(super) enum Expression {
-    Constant(Value),
+    Constant(Constant),
     Name(Name),
     List(Vec<Expression>),
     Tuple(Vec<Expression>),
@@ -93,18 +96,48 @@ pub(super) enum Expression {
     Concatenate(Vec<Expression>),
     /// Test, then, else.
     If(Box<Expression>, Box<Expression>, Option<Box<Expression>>),
-    Attribute(Box<Expression>, Rc<str>),
+    Attribute(Box<Expression>, Arc<str>),
     Item(Box<Expression>, Box<Expression>),
     Slice(Box<Expression>, Box<[Option<Expression>; 3]>),
     Call(Box<Expression>, Arguments),
-    Filter(Option<Box<Expression>>, Rc<str>, Arguments),
-    Test(Box<Expression>, Rc<str>, Arguments),
+    Filter(Option<Box<Expression>>, Arc<str>, Arguments),
+    Test(Box<Expression>, Arc<str>, Arguments),
+}
+
+/// A constant, of which every rendering makes a value of its own: a program can be shared by threads, values cannot.
+pub(super) enum Constant {
+    None,
+    Bool(bool),
+    Int(BigInt),
+    Small(i64),
+    Float(f64),
+    Str(Arc<str>),
+}
+
+impl Constant {
+    pub fn integer(number: BigInt) -> Constant {
+        match number.to_i64() {
+            Some(small) => Constant::Small(small),
+            None => Constant::Int(number),
+        }
+    }
+
+    pub fn value(&self) -> Value {
+        match self {
+            Constant::None => Value::None,
+            Constant::Bool(truth) => Value::Bool(*truth),
+            Constant::Int(number) => Value::big(number.clone()),
+            Constant::Small(number) => Value::Int(*number),
+            Constant::Float(number) => Value::Float(*number),
+            Constant::Str(text) => Value::Str(text.clone()),
+        }
+    }
 }
 
 #[derive(Default)]
 pub(super) struct Arguments {
     pub positional: Vec<Expression>,
-    pub named: Vec<(Rc<str>, Expression)>,
+    pub named: Vec<(Arc<str>, Expression)>,
     /// `*arguments`.
     pub star: Option<Box<Expression>>,
     /// `**arguments`.

@@ -15,6 +15,8 @@ pub enum Kind {
     Security,
     /// A limit on work or memory.
     Limit,
+    /// The limit on the depth of what runs in each other.
+    Depth,
 }
 
 /// An error of a template.
@@ -46,6 +48,11 @@ impl Error {
             self.line = line;
         }
         self
+    }
+
+    /// Whether the template needs more of the stack than it may take.
+    pub fn is_of_depth(&self) -> bool {
+        self.kind == Kind::Depth
     }
 
     /// Whether the operation failed because of its operands, as opposed to a limit or the template's own exception.

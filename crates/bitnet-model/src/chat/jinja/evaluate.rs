@@ -1,6 +1,6 @@
 //! Expressions.
 
-use std::{cmp::Ordering, rc::Rc};
+use std::{cmp::Ordering, sync::Arc};
 
 use indexmap::IndexMap;
 
@@ -23,7 +23,7 @@ impl<'p> Machine<'p> {
         self.meter.step()?;
         // The common ones without a level of nesting of their own.
         match expression {
-            Expression::Constant(value) => Ok(value.clone()),
+            Expression::Constant(constant) => Ok(constant.value()),
             Expression::Name(name) => Ok(self.lookup(*name)),
             other => {
                 let meter = self.meter;
@@ -86,7 +86,7 @@ impl<'p> Machine<'p> {
                 let value = self.evaluate(value)?;
                 let args = self.arguments(arguments)?;
                 if &**name == "filter" {
-                    let known = |name: &Rc<str>| filters::is_known(name).unwrap_or(false);
+                    let known = |name: &Arc<str>| filters::is_known(name).unwrap_or(false);
                     return Ok(value.text().is_some_and(known).into());
                 }
                 tests::test(name, &value, &args, self.meter).map(Value::from)

@@ -1,11 +1,10 @@
 //! Tokens to expressions, with jinja2's precedence.
 
 use super::{
-    ast::{Arguments, Comparison, Expression, Operator},
+    ast::{Arguments, Comparison, Constant, Expression, Operator},
     error::Result,
     parser::{Parser, Word, fail},
     token::Token,
-    value::Value,
 };
 
 fn boxed(expression: Expression) -> Box<Expression> {
@@ -174,7 +173,7 @@ impl Parser {
     }
 
     fn primary(&mut self) -> Result<Expression> {
-        let constant = |value: Value| Ok(Expression::Constant(value));
+        let constant = |constant| Ok(Expression::Constant(constant));
         match self.peek() {
             Some(Token::Operator("(")) => {
                 self.next();
@@ -187,9 +186,9 @@ impl Parser {
             Some(Token::Operator(_) | Token::Data(_)) => self.unexpected(),
             _ => match self.next() {
                 Some(Token::Name(name)) => match &*name {
-                    "true" | "True" => constant(true.into()),
-                    "false" | "False" => constant(false.into()),
-                    "none" | "None" => constant(Value::None),
+                    "true" | "True" => constant(Constant::Bool(true)),
+                    "false" | "False" => constant(Constant::Bool(false)),
+                    "none" | "None" => constant(Constant::None),
                     _ => Ok(Expression::Name(self.number(&name))),
                 },
                 Some(Token::Str(mut text)) => {
@@ -197,10 +196,10 @@ impl Parser {
                         text.push_str(more);
                         self.next();
                     }
-                    constant(text.into())
+                    constant(Constant::Str(text.into()))
                 }
-                Some(Token::Int(number)) => constant(Value::big(number)),
-                Some(Token::Float(number)) => constant(Value::Float(number)),
+                Some(Token::Int(number)) => constant(Constant::integer(number)),
+                Some(Token::Float(number)) => constant(Constant::Float(number)),
                 _ => fail("Expected an expression"),
             },
         }
@@ -242,7 +241,8 @@ impl Parser {
                     match self.next() {
                         Some(Token::Name(name)) => Expression::Attribute(boxed(value), name.into()),
                         Some(Token::Int(number)) => {
-                            Expression::Item(boxed(value), boxed(Expression::Constant(Value::big(number))))
+                            let index = Expression::Constant(Constant::integer(number));
+                            Expression::Item(boxed(value), boxed(index))
                         }
                         _ => return fail("expected name or number"),
                     }

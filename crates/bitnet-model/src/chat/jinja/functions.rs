@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
+    sync::Arc,
 };
 
 use indexmap::IndexMap;
@@ -126,7 +127,7 @@ fn entries(args: &Args, meter: &Meter) -> Result<IndexMap<Key, Value>> {
 }
 
 /// The name of a namespace's attribute.
-fn attribute(key: &Value) -> Result<Rc<str>> {
+fn attribute(key: &Value) -> Result<Arc<str>> {
     match key.text() {
         Some(name) => checked(name).map(|()| name.clone()),
         None => Err(Error::of_type("the attributes of a namespace need texts as names")),

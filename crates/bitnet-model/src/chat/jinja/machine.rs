@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     rc::Rc,
+    sync::Arc,
 };
 
 use super::{
@@ -127,7 +128,7 @@ impl<'p> Machine<'p> {
         meter.nested(|| self.body(statements, out))
     }
 
-    fn captured(&mut self, statements: &'p [Statement]) -> Result<Rc<str>> {
+    fn captured(&mut self, statements: &'p [Statement]) -> Result<Arc<str>> {
         let mut text = Text::new(self.meter);
         self.nested(statements, &mut text)?;
         Ok(text.finish().into())

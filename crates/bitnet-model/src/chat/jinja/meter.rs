@@ -9,9 +9,18 @@ use super::error::{Error, Kind, Result};
 /// Price in bytes of a value in a container.
 pub const ITEM: usize = 64;
 /// Maximum depth of containers in containers: values are compared, written and dropped recursively.
-pub const MAX_DEPTH: u32 = 500;
-/// Maximum depth of expressions, statements and macros that run in each other.
-const MAX_NESTING: u32 = 3_000;
+pub const MAX_DEPTH: u32 = 250;
+
+/// What a rendering may take.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    /// Bytes of all values that are computed.
+    pub bytes: usize,
+    /// Statements and expressions that run.
+    pub steps: usize,
+    /// Depth of expressions, statements and macros that run in each other.
+    pub nesting: u32,
+}
 
 /// What is left of a rendering's budget.
 pub struct Meter {
@@ -21,8 +30,8 @@ pub struct Meter {
 }
 
 impl Meter {
-    pub fn new(bytes: usize, steps: usize) -> Meter {
-        Meter { bytes: Cell::new(bytes), steps: Cell::new(steps), nesting: Cell::new(0) }
+    pub fn new(Limits { bytes, steps, nesting }: Limits) -> Meter {
+        Meter { bytes: Cell::new(bytes), steps: Cell::new(steps), nesting: Cell::new(nesting) }
     }
 
     /// Pays for this many bytes of values.
@@ -46,13 +55,11 @@ impl Meter {
 
     /// Runs `work` one level deeper.
     pub fn nested<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let depth = self.nesting.get() + 1;
-        if depth > MAX_NESTING {
-            return Err(Error::new(Kind::Limit, "maximum recursion depth exceeded"));
-        }
-        self.nesting.set(depth);
+        let left = self.nesting.get();
+        let deeper = left.checked_sub(1);
+        self.nesting.set(deeper.ok_or_else(|| Error::new(Kind::Depth, "maximum recursion depth exceeded"))?);
         let result = work();
-        self.nesting.set(depth - 1);
+        self.nesting.set(left);
         result
     }
 }

@@ -38,6 +38,7 @@ use error::{Kind, Result};
 use indexmap::IndexMap;
 pub(super) use json::read as read_json;
 use machine::Machine;
+pub(super) use meter::Limits;
 use meter::Meter;
 use parser::Word;
 pub(super) use value::Value;
@@ -47,15 +48,6 @@ use value::key::Key;
 pub(super) fn object<'f>(fields: impl IntoIterator<Item = (&'f str, Value)>) -> Result<Value> {
     let fields = fields.into_iter().map(|(name, value)| (Key::text(name), value));
     Value::dict(fields.collect::<IndexMap<_, _>>())
-}
-
-/// What a rendering may take.
-#[derive(Clone, Copy)]
-pub(super) struct Limits {
-    /// Bytes of all values that are computed.
-    pub bytes: usize,
-    /// Statements and expressions that run.
-    pub steps: usize,
 }
 
 /// A parsed template.
@@ -74,7 +66,7 @@ impl Template {
         limits: Limits,
         now: fn(&str) -> String,
     ) -> Result<String> {
-        let meter = Meter::new(limits.bytes, limits.steps);
+        let meter = Meter::new(limits);
         let mut machine = Machine::new(&self.0, &meter, now);
         for (name, value) in variables {
             machine.define(&name, value);
@@ -104,7 +96,7 @@ mod differential {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { bytes: 16 << 20, steps: 500_000 };
+    const LIMITS: Limits = Limits { bytes: 16 << 20, steps: 500_000, nesting: 3_000 };
 
     /// `tools/make-templates/make.py` made the texts with jinja2.
     #[test]

@@ -1,6 +1,6 @@
 //! Reads tokens; `statements.rs` and `expressions.rs` say which may follow each other.
 
-use std::{collections::HashMap, rc::Rc};
+use std::{collections::HashMap, sync::Arc};
 
 use super::{
     ast::{Arguments, Expression, Name, Program},
@@ -11,6 +11,8 @@ use super::{
 
 /// Maximum depth of statements and expressions in each other.
 const MAX_DEPTH: usize = 500;
+/// Maximum number of tokens in a tag, each of which may nest what comes before it.
+const MAX_TAG: usize = 2_000;
 
 /// Parses a template. `known` refuses filters, tests and methods that are not supported, by name.
 pub(super) fn parse(source: &str, known: Known) -> Result<Program> {
@@ -55,7 +57,7 @@ pub(super) struct Parser {
     /// Filters and tests outside conditions that nothing knows. Inside a condition they fail when they run.
     unknown: Vec<Error>,
     pub(super) reads: Reads,
-    numbers: HashMap<Rc<str>, Name>,
+    numbers: HashMap<Arc<str>, Name>,
     pub(super) program: Program,
     known: Known,
 }
@@ -121,6 +123,13 @@ impl Parser {
         self.at += 1;
         self.line = *line;
         Some(token.clone())
+    }
+
+    /// Checks the length of the tag that has begun: long chains of operators nest deeply.
+    pub(super) fn check_tag(&self) -> Result<()> {
+        let ends = |token: &Token| matches!(token, Token::VariableEnd | Token::BlockEnd);
+        let inside = self.tokens[self.at..].iter().take(MAX_TAG + 1).take_while(|(token, _)| !ends(token));
+        if inside.count() > MAX_TAG { fail("a tag of the template is too long") } else { Ok(()) }
     }
 
     /// The token after the next one.
@@ -213,7 +222,7 @@ impl Parser {
         if let Some(&number) = self.numbers.get(name) {
             return number;
         }
-        let (name, number): (Rc<str>, Name) = (name.into(), self.program.names.len() as Name);
+        let (name, number): (Arc<str>, Name) = (name.into(), self.program.names.len() as Name);
         self.program.names.push(name.clone());
         self.numbers.insert(name, number);
         number

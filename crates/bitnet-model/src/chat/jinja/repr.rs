@@ -1,5 +1,7 @@
 //! `str()` and `repr()`.
 
+use std::sync::Arc;
+
 use super::{
     error::{Error, Result},
     meter::{Meter, Text},
@@ -10,7 +12,7 @@ use super::{
 const MAX_DIGITS: u64 = 4300;
 
 /// `str(value)`.
-pub(super) fn string(value: &Value, meter: &Meter) -> Result<std::rc::Rc<str>> {
+pub(super) fn string(value: &Value, meter: &Meter) -> Result<Arc<str>> {
     match value {
         Value::Str(text) | Value::Safe(text) => Ok(text.clone()),
         _ => {

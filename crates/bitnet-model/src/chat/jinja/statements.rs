@@ -1,13 +1,12 @@
 //! Tokens to statements.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::{
-    ast::{Expression, For, Kind as Node, MacroBody, Name, Statement, Target},
+    ast::{Constant, Expression, For, Kind as Node, MacroBody, Name, Statement, Target},
     error::Result,
     parser::{Parser, Reads, fail},
     token::Token,
-    value::Value,
 };
 
 impl Parser {
@@ -23,6 +22,9 @@ impl Parser {
                     };
                 };
                 let line = parser.line;
+                if matches!(token, Token::VariableBegin | Token::BlockBegin) {
+                    parser.check_tag()?;
+                }
                 match token {
                     Token::Data(text) if text.is_empty() => {}
                     Token::Data(text) => body.push(Statement { line, kind: Node::Text(text.into()) }),
@@ -112,7 +114,7 @@ impl Parser {
             "generation" => Node::Scope(self.body(&["endgeneration"])?.0),
             "autoescape" => {
                 let on = self.expression()?;
-                if !matches!(on, Expression::Constant(Value::Bool(false))) {
+                if !matches!(on, Expression::Constant(Constant::Bool(false))) {
                     return fail("autoescape is not supported");
                 }
                 Node::Scope(self.body(&["endautoescape"])?.0)
@@ -240,7 +242,7 @@ impl Parser {
         Ok((parameters, defaults))
     }
 
-    fn macro_body(&mut self, name: Rc<str>, ends: &[&str]) -> Result<usize> {
+    fn macro_body(&mut self, name: Arc<str>, ends: &[&str]) -> Result<usize> {
         let outer = std::mem::take(&mut self.reads);
         let (parameters, defaults) = self.signature()?;
         let inner = std::mem::replace(&mut self.reads, outer);
@@ -249,7 +251,7 @@ impl Parser {
 
     fn macro_of(
         &mut self,
-        name: Rc<str>,
+        name: Arc<str>,
         parameters: Vec<Name>,
         defaults: Vec<Expression>,
         reads: Reads,

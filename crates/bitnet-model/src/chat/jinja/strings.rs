@@ -1,6 +1,6 @@
 //! The methods of Python's `str`.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::{
     args::{Args, flag, integer, integer_or, text},
@@ -25,7 +25,7 @@ pub(super) fn call(subject: &Value, name: &str, args: &Args, meter: &Meter) -> R
     }
 }
 
-fn build(subject: &Value, own: &Rc<str>, name: &str, args: &Args, meter: &Meter) -> Result<Value> {
+fn build(subject: &Value, own: &Arc<str>, name: &str, args: &Args, meter: &Meter) -> Result<Value> {
     let none = || args.plain::<0>(name, 0);
     let each = |f: &dyn Fn(char) -> bool| -> Result<Value> {
         none()?;

@@ -1,6 +1,6 @@
 //! `str.format`: fields in braces, with Python's format specifications.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use num_bigint::BigInt;
 use num_traits::Signed;
@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 2;
 pub(super) fn format(
     template: &str,
     positional: &[Value],
-    named: &[(Rc<str>, Value)],
+    named: &[(Arc<str>, Value)],
     meter: &Meter,
 ) -> Result<String> {
     let mut writer = Writer { positional, named, meter, automatic: 0, numbered: false };
@@ -31,7 +31,7 @@ pub(super) fn format(
 
 struct Writer<'a> {
     positional: &'a [Value],
-    named: &'a [(Rc<str>, Value)],
+    named: &'a [(Arc<str>, Value)],
     meter: &'a Meter,
     /// The next field without a name.
     automatic: usize,

@@ -1,6 +1,6 @@
 //! What Python's methods and jinja2's filters do with texts.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::{
     args::text,
@@ -48,7 +48,7 @@ pub(super) fn titled(text: &str) -> String {
 
 /// `strip`, from the left, the right or both.
 pub(super) fn stripped<'t>(own: &'t str, chars: &Option<Value>, left: bool, right: bool) -> Result<&'t str> {
-    let set: Option<Rc<str>> = match chars {
+    let set: Option<Arc<str>> = match chars {
         None | Some(Value::None) => None,
         Some(chars) => Some(text(chars, "strip arg")?.clone()),
     };

@@ -12,6 +12,7 @@ use crate::{
         parsed::Parsed,
         prompt::Encoder,
         read, sampling,
+        thinking::effort,
         tools::{self, Offer},
     },
     http::{
@@ -74,9 +75,9 @@ pub(super) fn conversation(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Re
     let mut format = None;
     if let Some(mut output) = fields.object("output_config")? {
         if encoder.model.thinks() {
-            thinking.take_effort(&mut output, "effort")?
+            thinking.effort = effort(&mut output, "effort")?;
         } else {
-            output.ignore(&["effort"])?
+            output.ignore(&["effort"])?;
         }
         format = output.object("format")?.map(read_format).transpose()?;
         output.finish()?;

@@ -1,9 +1,10 @@
 //! Reads what a request says about thoughts: `thinking`, `output_config.effort` and `context_management`.
 
+use bitnet::Thinking;
 use serde_json::{Value, json, value::RawValue};
 
 use crate::{
-    generate::thinking::Thinking,
+    generate::thinking::take_budget,
     http::{error::ApiError, fields::Fields},
     service::ServedModel,
 };
@@ -38,7 +39,7 @@ fn mode(mut fields: Fields<'_>, thinking: &mut Thinking) -> Result<bool, ApiErro
         "disabled" => Some(false),
         other => return Err(ApiError::unsupported(fields.name("type"), format!("{other:.20?}"))),
     };
-    thinking.take_budget(&mut fields, "budget_tokens")?;
+    take_budget(thinking, &mut fields, "budget_tokens")?;
     let display: Option<String> = fields.take("display")?;
     let shown = match display.as_deref() {
         None | Some("summarized") => true,

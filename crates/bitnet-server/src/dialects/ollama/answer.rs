@@ -18,7 +18,7 @@ use crate::{
         dialect::Dialect,
         parsed::Parsed,
         prompt::Encoder,
-        turn::{Change, Item, Turn},
+        turn::{BETWEEN_THOUGHTS, Change, Item, Turn},
     },
     http::{error::ApiError, fields::Fields, reading::Reading},
     service::Service,
@@ -164,6 +164,10 @@ impl<const CHAT: bool> Dialect for Ollama<CHAT> {
 
     fn change(&mut self, about: &About, turn: &Turn, change: Change<'_>, out: &mut String) {
         match (change, turn.last().1) {
+            (Change::Opened, Item::Thought(_)) if turn.thinks_again() => {
+                let thinking = BETWEEN_THOUGHTS;
+                *out += &Self::line(about, Part { thinking, ..Part::default() }, None);
+            }
             (Change::More(thinking), Item::Thought(_)) => {
                 *out += &Self::line(about, Part { thinking, ..Part::default() }, None);
             }

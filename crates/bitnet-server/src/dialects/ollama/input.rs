@@ -1,6 +1,9 @@
 //! Reads a request: the conversation or the prompt, and the settings.
 
-use bitnet::model::{Effort, Message, ToolCall};
+use bitnet::{
+    Thinking,
+    model::{Effort, Message, ToolCall},
+};
 use serde_json::{Value, json, value::RawValue};
 
 use super::options;
@@ -12,7 +15,6 @@ use crate::{
         grammar::Format,
         parsed::Parsed,
         prompt::Encoder,
-        thinking::Thinking,
         tools::MAX_TOOLS,
     },
     http::{error::ApiError, fields::Fields},

@@ -17,7 +17,7 @@ use crate::{
         pieces::Piece,
         prompt::Encoder,
         read::{priority, salt},
-        turn::{Change, Item, Tokens, Turn},
+        turn::{BETWEEN_THOUGHTS, Change, Item, Tokens, Turn},
     },
     http::{
         error::{ApiError, Names, Wrapped},
@@ -52,6 +52,10 @@ impl<const CHAT: bool> OpenAi<CHAT> {
     /// Adds a change of a thought to the next event.
     fn think(&mut self, turn: &Turn, change: Change<'_>, thought: &str) {
         let Showing { shown, at_once } = self.showing;
+        let begins = if at_once { Change::Closed } else { Change::Opened };
+        if change == begins && turn.thinks_again() && matches!(shown, Shown::Apart | Shown::Both) {
+            self.added.thought += BETWEEN_THOUGHTS;
+        }
         let more = match change {
             Change::More(more) if !at_once => more,
             Change::Closed if at_once => thought,
@@ -75,13 +79,15 @@ impl<const CHAT: bool> OpenAi<CHAT> {
     fn contents(&self, turn: &Turn) -> (String, String) {
         let (thought, text) = (turn.thought(), turn.text());
         let in_content = || {
-            if thought.is_empty() {
-                text.clone()
-            } else {
-                let (before, after) = &self.around;
-                let after = if turn.thinks() { "" } else { after };
-                [before, &thought, after, &text].concat()
-            }
+            let (before, after) = &self.around;
+            let last = turn.items.len().saturating_sub(1);
+            let item = |(i, item): (usize, &Item)| match item {
+                Item::Thought(thought) if i == last && turn.thinks() => format!("{before}{thought}"),
+                Item::Thought(thought) => format!("{before}{thought}{after}"),
+                Item::Text(text) => text.clone(),
+                Item::Call { .. } => String::new(),
+            };
+            turn.items.iter().enumerate().map(item).collect::<String>()
         };
         match self.showing.shown {
             Shown::Apart => (thought, text),

@@ -1,9 +1,9 @@
 //! Reads what a chat says about thoughts: OpenAI's field, and those of vLLM, llama.cpp, SGLang and Qwen's cloud.
 
-use bitnet::prompt::PromptEnd;
+use bitnet::{Thinking, prompt::PromptEnd};
 
 use crate::{
-    generate::thinking::Thinking,
+    generate::thinking::{effort, take_budget},
     http::{error::ApiError, fields::Fields},
     service::ServedModel,
 };
@@ -75,10 +75,10 @@ pub(super) fn thinking(fields: &mut Fields<'_>, model: &ServedModel) -> Result<T
         on: fields.take("enable_thinking")?,
         keep: fields.take("preserve_thinking")?,
         last_words: fields.take("reasoning_budget_message")?,
+        effort: effort(fields, "reasoning_effort")?,
         ..Thinking::default()
     };
-    thinking.take_effort(fields, "reasoning_effort")?;
-    BUDGETS.into_iter().try_for_each(|field| thinking.take_budget(fields, field))?;
+    BUDGETS.into_iter().try_for_each(|field| take_budget(&mut thinking, fields, field))?;
     Ok(thinking)
 }
 

@@ -1,6 +1,9 @@
 //! Reads a request: the conversation, the tools and the settings.
 
-use bitnet::model::{Message, ToolCall};
+use bitnet::{
+    Thinking,
+    model::{Message, ToolCall},
+};
 use serde_json::{json, value::RawValue};
 
 use super::reasoning::{self, Showing};
@@ -12,7 +15,6 @@ use crate::{
         parsed::Parsed,
         prompt::Encoder,
         read, sampling,
-        thinking::Thinking,
     },
     http::{
         error::{ApiError, Names},

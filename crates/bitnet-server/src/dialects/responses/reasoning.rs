@@ -1,10 +1,11 @@
 //! Thoughts as items of a response: what a request says about them, and the items that clients send back.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use bitnet::Thinking;
 use serde_json::{Value, json};
 
 use crate::{
-    generate::{content::MAX_MESSAGES, thinking::Thinking},
+    generate::{content::MAX_MESSAGES, thinking::effort},
     http::{error::ApiError, fields::Fields},
     service::ServedModel,
 };
@@ -32,7 +33,7 @@ pub(super) fn take(
         reasoning.ignore(&["effort", "summary", "generate_summary", "context", "mode"])?;
         return reasoning.finish().map(|()| false);
     }
-    thinking.take_effort(&mut reasoning, "effort")?;
+    thinking.effort = effort(&mut reasoning, "effort")?;
     let mut summarised = false;
     for field in ["summary", "generate_summary"] {
         let wanted: Option<String> = reasoning.take(field)?;

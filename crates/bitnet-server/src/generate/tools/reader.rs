@@ -106,6 +106,15 @@ impl Reader {
         parts
     }
 
+    /// Something other than text follows: what was held is no beginning of a call.
+    pub fn pause(&mut self) -> Vec<AnswerPart> {
+        let mut parts = Vec::new();
+        if matches!(self.state, State::Text) {
+            self.release(self.held.len(), &mut parts);
+        }
+        parts
+    }
+
     /// Ends the text: what was held is text after all. If the text was `cut` off at its maximum length, the beginning
     /// of a call is dropped instead.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerPart> {

@@ -1,3 +1,5 @@
+//! Measures attention and recurrent layers, one kernel at a time.
+
 use bitnet::kernels::{DeltaShape, DeltaWeights, Inspect, KvShape, RowsKind, Run, Step};
 use bitnet::model::Batch;
 

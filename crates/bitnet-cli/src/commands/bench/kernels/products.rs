@@ -1,3 +1,5 @@
+//! Measures the products of a layer with ternary matrices, and how each is best launched.
+
 use bitnet::kernels::{Inspect, KernelError, KvShape, RowOrder, RowsKind, Run, Step, gpu::tilings::Tiling};
 use bitnet::model::{Batch, ModelSpec};
 use bitnet::tensor::TernaryTensor;

@@ -1,3 +1,5 @@
+//! Measures kernels that work on rows: norms, quantisation, gates, and others of a layer.
+
 use bitnet::kernels::{Inspect, KvShape, RowsKind, Run, Step};
 use bitnet::model::{Batch, ModelSpec};
 use bitnet::tensor::BitNetTensor;

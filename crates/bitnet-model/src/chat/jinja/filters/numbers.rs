@@ -6,7 +6,7 @@ use super::super::{
     args::{self, Args, flag, integer_or},
     ast::Operator,
     error::{Error, Result},
-    meter::Meter,
+    meter::{Limits, Meter},
     number as arithmetic,
     value::{
         Value,
@@ -115,7 +115,7 @@ pub(super) fn round(value: &Value, args: &Args) -> Result<Value> {
                 Number::Int(number) => Value::big(number),
                 Number::Float(number) => Value::Float(number),
             };
-            let meter = Meter::new(1 << 16, 16);
+            let meter = Meter::new(Limits { bytes: 1 << 16, steps: 16, nesting: 16 });
             let scaled = arithmetic::binary(Operator::Multiply, &value, &scale, &meter)?;
             let whole = match scaled {
                 Value::Float(scaled) => {

@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
+    sync::Arc,
 };
 
 use indexmap::IndexMap;
@@ -28,9 +29,9 @@ pub enum Value {
     /// An integer outside `i64`.
     Big(Rc<BigInt>),
     Float(f64),
-    Str(Rc<str>),
+    Str(Arc<str>),
     /// A text that is marked as safe (`markupsafe.Markup`).
-    Safe(Rc<str>),
+    Safe(Arc<str>),
     List(Rc<Items>),
     Tuple(Rc<Items>),
     /// A tuple of `groupby`, with names for its two items.
@@ -48,7 +49,7 @@ pub enum Value {
     Joiner(Rc<Joiner>),
     Function(Function),
     /// A method of a value.
-    Method(Rc<(Value, Rc<str>)>),
+    Method(Rc<(Value, Arc<str>)>),
 }
 
 /// The message of the error that using an undefined value raises.
@@ -100,7 +101,7 @@ pub enum View {
 
 /// `namespace()`: the only value that a template can change.
 pub struct Namespace {
-    pub map: RefCell<IndexMap<Rc<str>, Value>>,
+    pub map: RefCell<IndexMap<Arc<str>, Value>>,
     extent: Cell<Extent>,
 }
 
@@ -117,7 +118,7 @@ pub struct Loop {
 /// A macro of the program, and the scope in which it was defined.
 pub struct Macro {
     pub index: usize,
-    pub name: Rc<str>,
+    pub name: Arc<str>,
     pub scope: usize,
 }
 
@@ -145,7 +146,7 @@ pub enum Function {
 }
 
 impl Value {
-    pub fn str(text: impl Into<Rc<str>>) -> Value {
+    pub fn str(text: impl Into<Arc<str>>) -> Value {
         Value::Str(text.into())
     }
 
@@ -194,7 +195,7 @@ impl Value {
     }
 
     /// The text of a string.
-    pub fn text(&self) -> Option<&Rc<str>> {
+    pub fn text(&self) -> Option<&Arc<str>> {
         match self {
             Value::Str(text) | Value::Safe(text) => Some(text),
             _ => None,
@@ -353,12 +354,12 @@ impl Range {
 
 impl Namespace {
     /// A new namespace with these attributes.
-    pub fn value(map: IndexMap<Rc<str>, Value>) -> Result<Value> {
+    pub fn value(map: IndexMap<Arc<str>, Value>) -> Result<Value> {
         let extent = Cell::new(around(map.values())?);
         Ok(Value::Namespace(Rc::new(Namespace { map: RefCell::new(map), extent })))
     }
 
-    pub fn set(&self, name: &Rc<str>, value: Value) -> Result<()> {
+    pub fn set(&self, name: &Arc<str>, value: Value) -> Result<()> {
         let (old, new) = (self.extent.get(), around([&value].into_iter())?);
         let size = old.size.saturating_add(new.size);
         self.extent.set(Extent { depth: old.depth.max(new.depth), size });

@@ -1,62 +1,16 @@
-//! Thoughts: what a model writes before its answer. Finds where a thought ends while the text grows, and ends a thought
-//! whose budget is used up.
+//! Reads one text token by token and separates its thoughts from its answer.
 
 use std::sync::Arc;
 
-/// How thoughts are written in the text of a request, and how long they may be.
-///
-/// A thought can only be at the beginning of a text: the prompt has opened it, or the text begins with the opening
-/// marker, after white space at most. It ends at the first end marker; everything after that is the answer, further
-/// markers included.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ThoughtRule {
-    /// Whether the prompt ends within a thought.
-    pub open: bool,
-    /// The marker before a thought, such as `<think>`.
-    pub opening: Marker,
-    /// The marker after a thought, such as `</think>`.
-    pub closing: Marker,
-    /// White space that the model's template writes between the end marker and the answer, such as `\n\n`.
-    pub gap: String,
-    /// Tokens that end a thought without an end marker, because they begin a tool call; they belong to the answer.
-    pub calls: Vec<u32>,
-    /// Ends a thought that is too long.
-    pub budget: Option<ThoughtBudget>,
-}
-
-/// A marker in a text, found as its token or as its characters, in any number of tokens.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Marker {
-    /// The marker's characters; with an empty text, it is found as its token only.
-    pub text: String,
-    /// The marker's token, if the vocabulary has one.
-    pub token: Option<u32>,
-}
-
-/// The maximum length of a thought, and what ends it then.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ThoughtBudget {
-    /// Number of tokens after the opening marker. A few more are drawn where the last one ends within a character.
-    pub tokens: usize,
-    /// The tokens that then follow instead of drawn ones. They must close the thought, and count as generated tokens.
-    pub ending: Vec<u32>,
-}
-
-/// A part of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// What the model thought, without markers, and without white space at its ends.
-    Thought,
-    /// The answer, without the gap before it.
-    Answer,
-}
+use super::{Part, Place, ThoughtBudget, ThoughtRule};
 
 /// Most white space before an opening marker, in bytes.
 const MAX_SPACE: usize = 64;
 /// Most bytes after the first one of a character.
 const MAX_CONTINUATION: usize = 3;
 
-/// Reads one text and separates the thought from the answer. The result does not depend on how the text is cut.
+/// Reads one text and separates thoughts from the answer. The result does not depend on how the text is cut, except that
+/// only a token begins a thought within the answer.
 #[derive(Debug, Clone)]
 pub struct ThoughtReader {
     rule: Arc<ThoughtRule>,
@@ -69,8 +23,14 @@ pub struct ThoughtReader {
     counted: usize,
     /// Tokens before it is known whether the text begins with a thought.
     undecided: usize,
-    /// How many tokens of the budget's ending have been read.
+    /// The end of the thought that is being written before a call, with the call's token; empty if none is.
+    closing: Vec<u32>,
+    /// How many tokens of it, or of the budget's ending, have been read.
     ended: usize,
+    /// Whether the answer is at the beginning of a line, before any call.
+    may_think: bool,
+    /// Whether a call has begun.
+    called: bool,
     /// Bytes that the last character lacks.
     missing: usize,
 }
@@ -87,22 +47,9 @@ enum State {
     Answer,
 }
 
-/// Where the last token of a text is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In what may still become an opening marker.
-    Undecided,
-    /// In the thought, its markers or the gap.
-    Thought,
-    /// In the answer, except for its first `before` bytes.
-    Answer { before: usize },
-}
-
-impl ThoughtRule {
-    /// A reader of the text after a prompt.
-    pub fn reader(self: &Arc<Self>) -> ThoughtReader {
-        let state = if self.open { State::Lead } else { State::Before };
-        let rule = Arc::clone(self);
+impl ThoughtReader {
+    pub(super) fn new(rule: Arc<ThoughtRule>) -> ThoughtReader {
+        let state = if rule.open { State::Lead } else { State::Before };
         ThoughtReader {
             rule,
             state,
@@ -110,18 +57,14 @@ impl ThoughtRule {
             used: 0,
             counted: 0,
             undecided: 0,
+            closing: Vec::new(),
             ended: 0,
+            may_think: false,
+            called: false,
             missing: 0,
         }
     }
 
-    /// Whether some marker can only be found in the text of tokens.
-    pub(crate) fn needs_text(&self) -> bool {
-        self.closing.token.is_none() || !self.open && self.opening.token.is_none()
-    }
-}
-
-impl ThoughtReader {
     /// Reads the next token and its text, or more text without a token. Passes the parts that are now certain to `out`.
     pub fn push(&mut self, token: Option<u32>, text: &[u8], mut out: impl FnMut(Part, &[u8])) {
         let before = self.state;
@@ -131,12 +74,22 @@ impl ThoughtReader {
             self.ended = if as_forced { self.ended + 1 } else { usize::MAX };
         }
         self.missing = text.iter().fold(self.missing, |missing, &byte| still_missing(missing, byte));
-        if self.thinks() && token.is_some_and(|token| self.rule.calls.contains(&token)) {
+        let calls = token.is_some_and(|token| self.rule.calls.contains(&token));
+        if calls && self.thinks() {
             self.finish(&mut out);
-            self.state = State::Answer;
+            (self.state, self.called) = (State::Answer, true);
             out(Part::Answer, text);
             return;
         }
+        if self.thinks_again(token) {
+            let marker = self.rule.opening.text.as_bytes();
+            pass(Part::Answer, text.strip_suffix(marker).unwrap_or_default(), &mut out);
+            self.enter(State::Lead);
+            (self.closing, self.ended) = (Vec::new(), 0);
+            self.counted += 1;
+            return;
+        }
+        self.follow_lines(text, calls);
         self.held.extend_from_slice(text);
         while self.step(&mut out) {}
         // Markers without text, such as control tokens.
@@ -186,8 +139,26 @@ impl ThoughtReader {
         self.counted
     }
 
-    /// The token that must follow, because the budget of the thought is used up.
+    /// The tokens that are written instead of a drawn one that begins a call within a thought: they close the thought, and
+    /// the drawn token is the last of them. `None` if the drawn token can follow.
+    pub fn closed_before(&self, drawn: u32) -> Option<Vec<u32>> {
+        let end = self.rule.before_call.as_ref().filter(|_| self.thinks() && self.closing.is_empty())?;
+        let begins_call = self.rule.calls.contains(&drawn);
+        let has_tail = !end.tail.is_empty() && self.held.ends_with(end.tail.as_bytes());
+        let tail = if has_tail { &[][..] } else { &end.tail_tokens };
+        begins_call.then(|| tail.iter().chain(&end.tokens).copied().chain([drawn]).collect())
+    }
+
+    /// Begins to close the thought with these tokens: the next ones are forced.
+    pub(crate) fn close_with(&mut self, tokens: Vec<u32>) {
+        (self.closing, self.ended) = (tokens, 0);
+    }
+
+    /// The token that must follow, because the budget of the thought is used up, or a call follows.
     pub fn forced(&self) -> Option<u32> {
+        if !self.closing.is_empty() {
+            return self.closing.get(self.ended).copied();
+        }
         let ThoughtBudget { tokens, ending } = self.rule.budget.as_ref()?;
         let whole = self.missing == 0 || self.used >= tokens.saturating_add(MAX_CONTINUATION);
         let due = self.ended > 0 || self.thinks() && self.used >= *tokens && whole;
@@ -205,6 +176,22 @@ impl ThoughtReader {
             State::Answer => Place::Answer { before: text.len().saturating_sub(answered) },
             _ => Place::Thought,
         }
+    }
+
+    /// Whether a token begins another thought.
+    fn thinks_again(&self, token: Option<u32>) -> bool {
+        let may = match self.state {
+            State::Gap => true,
+            State::Answer => self.may_think,
+            _ => false,
+        };
+        may && self.rule.again && token.is_some() && token == self.rule.opening.token
+    }
+
+    /// Notes whether the next token is at the beginning of a line; after a call, no thought can begin.
+    fn follow_lines(&mut self, text: &[u8], calls: bool) {
+        self.called |= calls;
+        self.may_think = !self.called && text.last().map_or(self.may_think, |&byte| byte == b'\n');
     }
 
     fn enter(&mut self, state: State) {
