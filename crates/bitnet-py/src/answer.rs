@@ -4,12 +4,16 @@ use pyo3::prelude::*;
 #[pyclass(frozen, eq, get_all, module = "bitnet")]
 #[derive(Clone, PartialEq)]
 pub(crate) struct Answer {
-    /// The new text, without the prompt; empty for a model without a tokenizer.
+    /// The new text, without the prompt and the thought; empty for a model without a tokenizer.
     text: String,
-    /// The new token ids, without the one that ended the text.
+    /// What the model thought before its answer to a conversation; empty if it did not think.
+    thought: String,
+    /// The new token ids, those of the thought included, without the one that ended the text.
     tokens: Vec<u32>,
     /// Number of tokens in the prompt.
     prompt_tokens: usize,
+    /// Number of tokens of the thought, markers included.
+    thought_tokens: usize,
     /// Why the answer ended: `stop`, `length`, `context` or `cancelled`.
     finish_reason: String,
     /// The seed, which gives the same text again.
@@ -35,7 +39,7 @@ impl Answer {
 impl From<bitnet::Answer> for Answer {
     fn from(answer: bitnet::Answer) -> Answer {
         let finish_reason = answer.finish.to_string();
-        let bitnet::Answer { text, tokens, prompt_tokens, seed, .. } = answer;
-        Answer { text, tokens, prompt_tokens, finish_reason, seed }
+        let bitnet::Answer { text, thought, tokens, prompt_tokens, thought_tokens, seed, .. } = answer;
+        Answer { text, thought, tokens, prompt_tokens, thought_tokens, finish_reason, seed }
     }
 }

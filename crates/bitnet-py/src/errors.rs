@@ -76,8 +76,10 @@ fn class(error: &Error) -> &'static str {
         Error::Request(GenerationError::Submit(SubmitError::Invalid(_) | SubmitError::NeverFits { .. })) => {
             "InvalidRequest"
         }
-        Error::Model(ModelError::Template { .. } | ModelError::TokenId { .. }) => "InvalidRequest",
-        Error::Schema { .. } | Error::Message { .. } => "InvalidRequest",
+        Error::Model(
+            ModelError::Template { .. } | ModelError::Message { .. } | ModelError::TokenId { .. },
+        ) => "InvalidRequest",
+        Error::Schema { .. } => "InvalidRequest",
         Error::NoTokenizer { .. } | Error::NoEmbeddings { .. } => "InvalidRequest",
         Error::GpuCache { .. } | Error::MemoryUnknown | Error::Start(_) => "InvalidRequest",
         _ => "BitnetError",

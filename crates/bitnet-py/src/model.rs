@@ -165,15 +165,18 @@ impl Model {
         self.complete(py, options::conversation(messages, options)?)
     }
 
-    /// Returns the pieces of an answer as they are generated.
-    #[pyo3(signature = (prompt, **options))]
+    /// Returns the pieces of an answer as they are generated. With `thoughts`, those of thoughts come too, as texts of the
+    /// class `Thought`.
+    #[pyo3(signature = (prompt, *, thoughts=false, **options))]
     fn stream(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
+        thoughts: bool,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Stream> {
-        Stream::start(py, self.get(py)?, options::request(prompt, options)?, self.bridge.clone())
+        let request = options::request(prompt, options)?;
+        Stream::start(py, self.get(py)?, request, self.bridge.clone(), thoughts)
     }
 
     /// Answers many prompts in the same steps. Each gets the same tokens as alone.

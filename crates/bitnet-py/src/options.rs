@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bitnet::{Message, Priority, Request, TemplateInput, model::ToolCall};
+use bitnet::{Effort, Message, Priority, Request, TemplateInput, Thinking, model::ToolCall};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -48,7 +48,7 @@ pub(crate) fn one_of_many(prompt: &Bound<'_, PyAny>, options: Options<'_, '_>) -
 
 /// Sets options by name; `None` leaves one as it is.
 fn set(mut request: Request, options: Options<'_, '_>) -> PyResult<Request> {
-    let mut input = TemplateInput::default();
+    let (mut input, mut wanted) = (TemplateInput::default(), Thinking::default());
     for (name, value) in options.into_iter().flatten() {
         let name: String = name.extract()?;
         if value.is_none() {
@@ -57,11 +57,15 @@ fn set(mut request: Request, options: Options<'_, '_>) -> PyResult<Request> {
         let named = |error| named(value.py(), &name, &value, error);
         match name.as_str() {
             "tools" => input.tools = tools(&value).map_err(named)?,
+            "thinking" => wanted.on = Some(value.extract().map_err(named)?),
+            "thinking_budget" => wanted.budget = Some(value.extract().map_err(named)?),
+            "reasoning_effort" => wanted.effort = Some(effort(&value).map_err(named)?),
+            "keep_thoughts" => wanted.keep = Some(value.extract().map_err(named)?),
             "chat_template_kwargs" => input.variables = variables(&value).map_err(named)?,
             _ => request = option(request, &name, &value).map_err(named)?,
         }
     }
-    Ok(request.template_input(input))
+    Ok(request.template_input(input).thinking(wanted))
 }
 
 fn option(request: Request, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Request> {
@@ -127,6 +131,15 @@ fn priority(value: &Bound<'_, PyAny>) -> PyResult<Priority> {
     })
 }
 
+fn effort(value: &Bound<'_, PyAny>) -> PyResult<Effort> {
+    let name: String = value.extract()?;
+    Effort::named(&name).ok_or_else(|| {
+        let what = format!("there is no effort {name:.40?}");
+        let names = Effort::ALL.map(Effort::name).join(", ");
+        refused(value.py(), what, "reasoning_effort", &format!("choose one of {names}"))
+    })
+}
+
 fn tools(value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     value.extract::<Vec<Bound<'_, PyDict>>>()?.iter().map(|tool| json(tool)).collect()
 }
@@ -145,6 +158,9 @@ fn message(dict: &Bound<'_, PyDict>) -> PyResult<Message> {
             "role" => value.extract().map(|role| message.role = role),
             "content" => content(&value).map(|content| message.content = Some(content)),
             "name" => value.extract().map(|name| message.name = name),
+            "reasoning_content" | "reasoning" | "thinking" => value.extract().map(|thought: Option<String>| {
+                message.reasoning = thought.filter(|thought| !thought.is_empty()).or(message.reasoning.take());
+            }),
             "tool_call_id" => value.extract().map(|id| message.tool_call_id = id),
             "tool_calls" => calls(&value).map(|calls| message.tool_calls = calls),
             _ => Err(PyTypeError::new_err("there is no such field of a message")),

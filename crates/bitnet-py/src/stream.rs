@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use bitnet::{Error, Pieces, Request, Stream as _};
+use bitnet::{Error, Piece, Pieces, Request, Stream as _};
 use pyo3::{exceptions::PyStopAsyncIteration, prelude::*, types::PyTuple};
 
 use crate::{
@@ -23,6 +23,8 @@ use crate::{
 pub(crate) struct Stream {
     state: Mine<Mutex<State>>,
     bridge: Bridge,
+    /// Whether the pieces of thoughts are given too.
+    thoughts: bool,
 }
 
 enum State {
@@ -41,6 +43,7 @@ impl Stream {
         model: bitnet::Model,
         request: Request,
         bridge: Bridge,
+        thoughts: bool,
     ) -> PyResult<Stream> {
         let mut starting = Box::pin(async move { model.stream_async(request).await });
         let state = match py.detach(|| starting.as_mut().poll(&mut Context::from_waker(Waker::noop()))) {
@@ -48,7 +51,7 @@ impl Stream {
             Poll::Ready(Err(error)) => return Err(raised(py, &error)),
             Poll::Pending => State::Starting(starting),
         };
-        Ok(Stream { state: Mine::new(Mutex::new(state)), bridge })
+        Ok(Stream { state: Mine::new(Mutex::new(state)), bridge, thoughts })
     }
 
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, State>> {
@@ -61,7 +64,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl State {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<String, Error>>> {
+    /// The next piece; those of thoughts only if they are wanted.
+    fn poll(&mut self, cx: &mut Context<'_>, thoughts: bool) -> Poll<Option<Result<Piece, Error>>> {
         loop {
             let polled = match self {
                 State::Starting(starting) => match ready!(starting.as_mut().poll(cx)) {
@@ -74,7 +78,8 @@ impl State {
                 State::Running(pieces) => ready!(Pin::new(pieces).poll_next(cx)),
                 State::Ended(_) | State::Closed => return Poll::Ready(None),
             };
-            match polled {
+            match &polled {
+                Some(Ok(Piece::Thought(_))) if !thoughts => continue,
                 Some(Ok(_)) => {}
                 Some(Err(_)) => *self = State::Closed,
                 None => *self = mem::replace(self, State::Closed).ended(),
@@ -94,17 +99,26 @@ impl State {
     }
 }
 
+/// A piece as Python gets it: a text, or for a thought a text of the class `Thought`.
+fn given(py: Python<'_>, piece: Result<Piece, Error>) -> PyResult<Bound<'_, PyAny>> {
+    let piece = piece.map_err(|error| raised(py, &error))?;
+    match &piece {
+        Piece::Thought(thought) => py.import("bitnet")?.getattr("Thought")?.call1((thought,)),
+        text => Ok(text.text().into_pyobject(py)?.into_any()),
+    }
+}
+
 #[pymethods]
 impl Stream {
     fn __iter__(slf: Py<Self>) -> Py<Self> {
         slf
     }
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let state = self.state.get(py)?;
-        let piece =
-            wait(py, poll_fn(|cx| lock(state).poll(cx))).inspect_err(|_| *lock(state) = State::Closed)?;
-        piece.transpose().map_err(|error| raised(py, &error))
+        let piece = wait(py, poll_fn(|cx| lock(state).poll(cx, self.thoughts)))
+            .inspect_err(|_| *lock(state) = State::Closed)?;
+        piece.map(|piece| given(py, piece)).transpose()
     }
 
     fn __aiter__(slf: Py<Self>) -> Py<Self> {
@@ -122,12 +136,11 @@ impl Stream {
 
     /// Returns the next piece if there is one, otherwise `None`, and then calls `wake` once from another thread when it
     /// is worth asking again.
-    fn _poll(&self, py: Python<'_>, wake: Py<PyAny>) -> PyResult<Option<String>> {
+    fn _poll<'py>(&self, py: Python<'py>, wake: Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let waker = self.bridge.waker(wake);
         let state = self.state.get(py)?;
-        match py.detach(|| lock(state).poll(&mut Context::from_waker(&waker))) {
-            Poll::Ready(Some(Ok(piece))) => Ok(Some(piece)),
-            Poll::Ready(Some(Err(error))) => Err(raised(py, &error)),
+        match py.detach(|| lock(state).poll(&mut Context::from_waker(&waker), self.thoughts)) {
+            Poll::Ready(Some(piece)) => given(py, piece).map(Some),
             Poll::Ready(None) => Err(PyStopAsyncIteration::new_err(())),
             Poll::Pending => Ok(None),
         }

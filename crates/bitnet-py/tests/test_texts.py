@@ -51,6 +51,45 @@ def test_token_ids_and_conversations_are_prompts_too(model, bitnet_run):
         assert templated.chat(parts, max_tokens=12, seed=5) == answer
 
 
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """A folder with random weights, whose template opens a thought at the beginning of every answer."""
+    folder = tmp_path_factory.mktemp("thinker")
+    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"):
+        shutil.copy(ROOT / "fixtures/qwen3-unpacked" / name, folder)
+    shutil.copy(ROOT / "fixtures/thinking/tokenizer.json", folder)
+    shutil.copy(ROOT / "fixtures/thinking/templates/xml.jinja", folder / "chat_template.jinja")
+    return folder
+
+
+def test_thoughts_are_apart_from_the_text(thinker, bitnet_run):
+    said = [{"role": "user", "content": "Why?"}]
+    options = {"max_tokens": 160, "seed": 3}
+    with bitnet.Model.load(thinker, device="cpu", threads=1) as model:
+        answer = model.chat(said, thinking_budget=10, **options)
+        printed = bitnet_run(thinker, "Why?", "--thinking", 10, "-n", 160, "--seed", 3)
+        same(answer, printed)
+        assert (answer.thought, answer.thought_tokens) == (printed["thought"], printed["thought_tokens"])
+        assert answer.thought and answer.text and "think>" not in answer.text
+        stream = model.stream(said, thinking_budget=10, **options)
+        assert "".join(stream) == answer.text and stream.answer() == answer
+        pieces = list(model.stream(said, thoughts=True, thinking_budget=10, **options))
+        thoughts = [piece for piece in pieces if isinstance(piece, bitnet.Thought)]
+        assert "".join(thoughts) == answer.thought
+        assert "".join(pieces) == answer.thought + answer.text
+        assert model.batch([said, said], thinking_budget=10, **options) == [answer, answer]
+        for off in ({"thinking": False}, {"reasoning_effort": "none"}, {"thinking_budget": 0}):
+            assert model.chat(said, **options, **off).thought == ""
+        chosen = model.chat(said, thinking_budget=4, choice=["yes", "no"], **options)
+        assert chosen.text in ("yes", "no") and chosen.thought
+        with pytest.raises(bitnet.InvalidRequest, match="reasoning_effort"):
+            model.chat(said, reasoning_effort="huge")
+        turn = [*said, {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}, *said]
+        kept, dropped = (model.chat(turn, keep_thoughts=keep, max_tokens=1) for keep in (True, False))
+        assert kept.prompt_tokens > dropped.prompt_tokens
+        assert model.chat(turn, max_tokens=1).prompt_tokens == kept.prompt_tokens
+
+
 def test_a_stream_gives_the_pieces_of_the_whole(model):
     whole = model.generate("First Citizen:", max_tokens=40, seed=7)
     stream = model.stream("First Citizen:", max_tokens=40, seed=7)

@@ -30,6 +30,7 @@ __all__ = [
     "OutOfMemory",
     "RequestTimeout",
     "Stream",
+    "Thought",
 ]
 
 
@@ -61,6 +62,10 @@ class OutOfMemory(BitnetError, MemoryError):
 
 class RequestTimeout(BitnetError, TimeoutError):
     """The request took longer than its `timeout`."""
+
+
+class Thought(str):
+    """A piece of what a model thinks, in a stream with `thoughts=True`."""
 
 
 class Options(TypedDict, total=False):
@@ -104,6 +109,14 @@ class Options(TypedDict, total=False):
     """Tools in OpenAI's form, which the model's chat template describes to the model. Calls are part of the text."""
     chat_template_kwargs: Mapping[str, Any]
     """Variables for the model's chat template, such as Qwen3's `enable_thinking`."""
+    thinking: bool
+    """Whether to think before the answer to a conversation, if the chat template leaves the choice."""
+    thinking_budget: int
+    """Maximum number of tokens of a thought; 0 is no thought."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+    """How much to think: becomes the nearest effort that the chat template accepts."""
+    keep_thoughts: bool
+    """Whether the thoughts of earlier turns stay in the prompt, if the chat template can keep them: by default they do."""
     priority: Literal["interactive", "normal", "batch"]
     """How urgent the request is, compared to others."""
     timeout: float

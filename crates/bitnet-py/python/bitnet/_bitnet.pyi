@@ -24,13 +24,19 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The new text, without the prompt; empty for a model without a tokenizer."""
+        """The new text, without the prompt and the thought; empty for a model without a tokenizer."""
+    @property
+    def thought(self) -> str:
+        """What the model thought before its answer to a conversation; empty if it did not think."""
     @property
     def tokens(self) -> list[int]:
-        """The new token ids, without the one that ended the text."""
+        """The new token ids, those of the thought included, without the one that ended the text."""
     @property
     def prompt_tokens(self) -> int:
         """Number of tokens in the prompt."""
+    @property
+    def thought_tokens(self) -> int:
+        """Number of tokens of the thought, markers included."""
     @property
     def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
         """Why the answer ended: `stop`, `length`, `context` or `cancelled`."""
@@ -96,8 +102,9 @@ class Model:
     def chat(self, messages: Sequence[_Message], **options: Unpack[Options]) -> Answer:
         """Answers a conversation: dicts with `role` and `content`, formatted by the model's chat template; without a
         template, their contents are joined by blank lines."""
-    def stream(self, prompt: _Prompt, **options: Unpack[Options]) -> Stream:
-        """Returns the pieces of an answer as they are generated."""
+    def stream(self, prompt: _Prompt, *, thoughts: bool = False, **options: Unpack[Options]) -> Stream:
+        """Returns the pieces of an answer as they are generated. With `thoughts`, those of thoughts come too, as texts
+        of the class `Thought`."""
     @overload
     def batch(
         self,
