@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Chats through the page of `bitnet serve demo` in headless Chromium at 1280 and 390 pixels, light and dark, and takes
-pictures.
+"""Chats through the page of `bitnet serve demo`, and of a model that thinks, in headless Chromium at 1280 and 390 pixels,
+light and dark, and takes pictures.
 
     cargo xtask page
     python3 tools/check-page/check_page.py target/release/bitnet pictures/ [--axe axe.min.js]
@@ -15,8 +15,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "check-server"))
+from check_thinking import model_folder
 
 MARKDOWN = "# Title\n\nSome **bold** [link](https://example.org/) <img src=x onerror=alert(1)>\n\n- a\n  - b\n\n```rust\nfn main() {}\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> quote\n"
 FAILED = []
@@ -75,10 +79,31 @@ def markdown(page, name, folder, axe):
         check(f"{name}: axe finds nothing {violations}", not violations)
 
 
+def thoughts(page, name, folder):
+    """Talks to a model that thinks."""
+    sent = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    for question in ["Why?", "And?"]:
+        page.fill("#text", question)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".message.assistant:last-child .actions", timeout=60_000)
+    thought = page.locator(".message.assistant:last-child details.thought")
+    check(f"{name}: a thought is folded, and apart from the answer", thought.count() == 1 and thought.get_attribute("open") is None)
+    thought.locator("summary").click()
+    check(f"{name}: a click unfolds it", thought.get_attribute("open") is not None and "Enough." in thought.inner_text())
+    page.screenshot(path=folder / f"{name}-thought.png")
+    answers = [message for message in sent[-1]["messages"] if message["role"] == "assistant"]
+    check(f"{name}: the next question goes with the thought", "Enough." in answers[0].get("reasoning_content", ""))
+    page.reload()
+    page.wait_for_timeout(300)
+    check(f"{name}: a reload keeps thoughts", page.locator("details.thought").count() == 2)
+
+
 @contextlib.contextmanager
-def serving(program):
-    """The address of a server of the demo."""
-    command = [program, "serve", "demo", "--port", "0", "--log", "off"]
+def serving(program, model="demo"):
+    """The address of a server."""
+    command = [program, "serve", str(model), "--port", "0", "--log", "off"]
+    command += ["--thinking-budget", "24", "--thinking-last-words", "\nEnough."]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             said = next((line for line in server.stderr if "is served on" in line), "")
@@ -95,7 +120,12 @@ def main():
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    with serving(args.program) as url, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory() as thinker,
+        serving(args.program) as url,
+        sync_playwright() as playwright,
+    ):
+        model_folder(pathlib.Path(thinker))
         browser = playwright.chromium.launch(executable_path=args.chromium, args=["--no-sandbox"])
         for width in (1280, 390):
             for scheme in ("light", "dark"):
@@ -108,6 +138,9 @@ def main():
                 page.goto(url)
                 talk(page, name, args.folder)
                 markdown(page, name, args.folder, args.axe)
+                with serving(args.program, thinker) as thinking:
+                    page.goto(thinking)
+                    thoughts(page, name, args.folder)
                 check(f"{name}: no script failed {faults}", not faults)
                 context.close()
         browser.close()
