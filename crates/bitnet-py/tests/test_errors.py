@@ -48,7 +48,8 @@ REFUSED = [
     ("O", {"regex": "("}, bitnet.InvalidRequest, "correct or simplify"),
     ("O", {"choice": []}, bitnet.InvalidRequest, "correct or simplify"),
     ("O", {"json_schema": {"type": "nonsense"}}, bitnet.InvalidRequest, "correct or simplify"),
-    ([{"role": "user", "content": "O"}], {"tools": [{}]}, bitnet.InvalidRequest, "describe the tools"),
+    ("O", {"reasoning_effort": "huge"}, bitnet.InvalidRequest, "choose one of none, minimal, low"),
+    ("O", {"thinking": "yes"}, TypeError, "thinking: "),
     ("O", {"max_token": 3}, TypeError, "max_token: there is no such option: did you mean max_tokens?"),
     ("O", {"temperature": "hot"}, TypeError, "temperature: "),
     ("O", {"logit_bias": [1]}, TypeError, "logit_bias: "),
@@ -88,6 +89,9 @@ def test_every_documented_option_is_accepted(model):
         "top_p": 0.5,
         "min_tokens": 0,
         "ignore_eos": True,
+        "thinking": False,
+        "reasoning_effort": "low",
+        "keep_thoughts": True,
     }
     for name in bitnet.Options.__annotations__:
         model.generate("O", **{"max_tokens": 1, name: values.get(name, 1)})
