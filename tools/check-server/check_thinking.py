@@ -178,6 +178,7 @@ async def of_agents(url, model, talk, chat):
                 parts = (item.raw_item.content or []) + (item.raw_item.summary or [])
                 talk.thoughts.append("".join(part.text for part in parts))
         items = result.to_input_list()
+    await client.close()
 
 
 async def of_pydantic(url, model, talk, anthropic):
