@@ -135,11 +135,13 @@ impl Thoughts {
     /// More of a thought, as it is shown.
     fn more(&mut self, text: &str) -> String {
         let begins = !std::mem::replace(&mut self.open, true);
-        match self.dims {
+        if self.dims {
             // Each piece by itself, so that nothing stays dimmed if the program ends here.
-            true => format!("\x1b[2m{text}\x1b[0m"),
-            false if begins => format!("[thinking]\n{text}"),
-            false => text.to_owned(),
+            format!("\x1b[2m{text}\x1b[0m")
+        } else if begins {
+            format!("[thinking]\n{text}")
+        } else {
+            text.to_owned()
         }
     }
 

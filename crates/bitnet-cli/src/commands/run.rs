@@ -198,11 +198,10 @@ fn prompt(args: &RunArgs, checkpoint: &Checkpoint) -> Result<Prompted, CliError>
             let thinking = args.thinking.of(checkpoint)?;
             let text = text(args)?;
             let system = args.system.as_ref().map(|text| Message::new("system", text));
-            match templated {
-                true => {
-                    Request::chat(system.into_iter().chain([Message::new("user", text)])).thinking(thinking)
-                }
-                false => Request::new(text),
+            if templated {
+                Request::chat(system.into_iter().chain([Message::new("user", text)])).thinking(thinking)
+            } else {
+                Request::new(text)
             }
         }
     };
