@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::bitnet::{bitnet, bitnet_reading, fixture};
@@ -81,6 +81,20 @@ fn a_conversation_keeps_its_thoughts() {
     let raw = bitnet(&args).json();
     let begun = raw["text"].as_str().unwrap().trim().to_owned();
     assert!(!begun.is_empty() && thought(3).starts_with(&begun), "{begun:?} / {:?}", thought(3));
+}
+
+#[test]
+fn a_line_of_a_batch_has_its_thought_apart() {
+    let (model, dir) = (thinker(), tempfile::tempdir().unwrap());
+    let body = json!({"messages": [{"role": "user", "content": "Why?"}], "seed": 3, "max_tokens": 80,
+        "thinking_budget": 6, "reasoning_budget_message": "\nEnough."});
+    let line = json!({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body});
+    let input = dir.path().join("in.jsonl");
+    fs::write(&input, line.to_string()).unwrap();
+    let answer = bitnet(&["batch", model.path().to_str().unwrap(), input.to_str().unwrap(), "-"]).json();
+    let message = &answer["response"]["body"]["choices"][0]["message"];
+    assert!(message["reasoning_content"].as_str().unwrap().ends_with("Enough."), "{answer}");
+    assert!(!message["content"].as_str().unwrap().contains("think>"), "{answer}");
 }
 
 #[test]
