@@ -12,7 +12,12 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::BF16 => each::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
         DType::Q8_0 => blocks::<34, 32>(bytes, out, q8_0),
         DType::Q6K => blocks::<210, 256>(bytes, out, q6_k),
-        DType::Q4K => blocks::<144, 256>(bytes, out, q4_k),
+        DType::Q4K => blocks::<144, 256>(bytes, out, |b, out| k_quants(b, None, &b[16..], out)),
+        DType::Q5K => blocks::<176, 256>(bytes, out, |b, out| k_quants(b, Some(&b[16..48]), &b[48..], out)),
+        DType::Q4_0 => blocks::<18, 32>(bytes, out, |b, out| nibbles(b, false, None, out)),
+        DType::Q4_1 => blocks::<20, 32>(bytes, out, |b, out| nibbles(b, true, None, out)),
+        DType::Q5_0 => blocks::<22, 32>(bytes, out, |b, out| nibbles(b, false, b[2..].first_chunk(), out)),
+        DType::Q5_1 => blocks::<24, 32>(bytes, out, |b, out| nibbles(b, true, b[4..].first_chunk(), out)),
         DType::I8 | DType::U8 | DType::I32 | DType::U32 | DType::I64 => {
             panic!("{dtype} is not a float type")
         }
@@ -74,8 +79,24 @@ fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// `d`, `dmin` f16, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles: `x = d * scale * q - dmin * min`.
-fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
+/// `d` f16, `m` f16 if there is a `minimum`, the fifth bits if there are any, 16 bytes of nibbles: `x = d * q + m`, or
+/// `x = d * (q - 8)` (with five bits 16) without a minimum. Element `j` is in the low nibble of byte `j`, element
+/// `j + 16` in the high one, and bit `j` of the fifth bits belongs to element `j`.
+fn nibbles(b: &[u8], minimum: bool, fifth: Option<&[u8; 4]>, out: &mut [f32; 32]) {
+    let (d, m) = (f16_at(b, 0), if minimum { f16_at(b, 2) } else { 0.0 });
+    let zero = if minimum { 0 } else { 8 << usize::from(fifth.is_some()) };
+    let fifth = fifth.map_or(0, |bits| u32::from_le_bytes(*bits));
+    let packed = &b[b.len() - 16..];
+    for (j, out) in out.iter_mut().enumerate() {
+        let nibble = u32::from(packed[j % 16] >> (4 * (j / 16)) & 15);
+        let q = (nibble | (fifth >> j & 1) << 4) as i32 - zero;
+        *out = d * q as f32 + m;
+    }
+}
+
+/// `d`, `dmin` f16, 12 bytes of 6-bit scales and minima, with five bits 32 bytes `fifth`, 128 bytes of nibbles:
+/// `x = d * scale * q - dmin * min`. Bit `g` of byte `l` of `fifth` belongs to element `l` of group `g`.
+fn k_quants(b: &[u8], fifth: Option<&[u8]>, nibbles: &[u8], out: &mut [f32; 256]) {
     let (d, dmin, packed) = (f16_at(b, 0), f16_at(b, 2), &b[4..16]);
     for group in 0..8 {
         let (scale, min) = if group < 4 {
@@ -87,9 +108,9 @@ fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
             )
         };
         let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
-        let nibbles = &b[16 + 32 * (group / 2)..][..32];
+        let nibbles = &nibbles[32 * (group / 2)..][..32];
         for (l, &byte) in nibbles.iter().enumerate() {
-            let q = byte >> (4 * (group % 2)) & 15;
+            let q = byte >> (4 * (group % 2)) & 15 | fifth.map_or(0, |bits| (bits[l] >> group & 1) << 4);
             out[32 * group + l] = scale * f32::from(q) - min;
         }
     }
@@ -143,5 +164,36 @@ mod tests {
         decode(DType::Q4K, &b, &mut out);
         assert_eq!(out[0], 3.0 * 6.0 - 2.0 * 5.0);
         assert_eq!(out[128], (7 + 16) as f32 * 4.0 - 2.0 * (9 + 32) as f32);
+    }
+    #[test]
+    fn q5_k_adds_a_fifth_bit_for_each_group() {
+        let mut b = [0u8; 176];
+        b[..2].copy_from_slice(&f16::from_f32(1.0).to_le_bytes());
+        (b[4], b[5]) = (3, 2); // scales of groups 0 and 1
+        b[16 + 7] = 0b10; // fifth bit of element 7 of group 1
+        b[48 + 7] = 6 | 9 << 4; // element 7 of groups 0 and 1
+        let mut out = [0.0; 256];
+        decode(DType::Q5K, &b, &mut out);
+        assert_eq!((out[7], out[32 + 7]), (3.0 * 6.0, 2.0 * (9 + 16) as f32));
+    }
+
+    #[test]
+    fn blocks_of_32_have_a_low_half_a_high_half_and_fifth_bits() {
+        let decoded = |dtype: DType, head: &[u8]| {
+            let mut b = f16::from_f32(0.5).to_le_bytes().to_vec();
+            b.extend(head);
+            let mut quants = [0; 16];
+            quants[3] = 0x2B; // element 3 is 11, element 19 is 2
+            b.extend(quants);
+            assert_eq!(b.len(), dtype.block_bytes());
+            let mut out = [0.0; 32];
+            decode(dtype, &b, &mut out);
+            (out[3], out[19], out[0])
+        };
+        let (minimum, fifth) = (f16::from_f32(-1.0).to_le_bytes(), (1u32 << 19).to_le_bytes());
+        assert_eq!(decoded(DType::Q4_0, &[]), (0.5 * 3.0, 0.5 * -6.0, 0.5 * -8.0));
+        assert_eq!(decoded(DType::Q4_1, &minimum), (5.5 - 1.0, 1.0 - 1.0, -1.0));
+        assert_eq!(decoded(DType::Q5_0, &fifth), (0.5 * -5.0, 0.5 * 2.0, 0.5 * -16.0));
+        assert_eq!(decoded(DType::Q5_1, &[&minimum[..], &fifth].concat()), (5.5 - 1.0, 9.0 - 1.0, -1.0));
     }
 }

@@ -31,14 +31,24 @@ pub enum DType {
     Q6K,
     /// Blocks of 256 elements: 4-bit quants in 8 groups with 6-bit scales and minima, and two f16 super-scales.
     Q4K,
+    /// Blocks of 256 elements: as [`DType::Q4K`], with 5-bit quants.
+    Q5K,
+    /// Blocks of 32 elements: an f16 scale and 4-bit quants around 8.
+    Q4_0,
+    /// Blocks of 32 elements: an f16 scale, an f16 minimum and 4-bit quants.
+    Q4_1,
+    /// Blocks of 32 elements: an f16 scale and 5-bit quants around 16.
+    Q5_0,
+    /// Blocks of 32 elements: an f16 scale, an f16 minimum and 5-bit quants.
+    Q5_1,
 }
 
 impl DType {
     /// Elements in one block; 1 for plain types.
     pub const fn block_elements(self) -> usize {
         match self {
-            DType::Q8_0 => 32,
-            DType::Q6K | DType::Q4K => 256,
+            DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 => 32,
+            DType::Q6K | DType::Q5K | DType::Q4K => 256,
             _ => 1,
         }
     }
@@ -53,12 +63,17 @@ impl DType {
             DType::Q8_0 => 34,
             DType::Q6K => 210,
             DType::Q4K => 144,
+            DType::Q5K => 176,
+            DType::Q4_0 => 18,
+            DType::Q4_1 => 20,
+            DType::Q5_0 => 22,
+            DType::Q5_1 => 24,
         }
     }
 
     /// Whether [`crate::BitNetTensor::decode_row`] can decode this type to `f32`.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q6K | DType::Q4K)
+        !matches!(self, DType::I8 | DType::U8 | DType::I32 | DType::U32 | DType::I64)
     }
 }
 
@@ -76,6 +91,11 @@ impl fmt::Display for DType {
             DType::Q8_0 => "q8_0",
             DType::Q6K => "q6_k",
             DType::Q4K => "q4_k",
+            DType::Q5K => "q5_k",
+            DType::Q4_0 => "q4_0",
+            DType::Q4_1 => "q4_1",
+            DType::Q5_0 => "q5_0",
+            DType::Q5_1 => "q5_1",
         })
     }
 }

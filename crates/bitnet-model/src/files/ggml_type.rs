@@ -34,13 +34,18 @@ pub(crate) enum GgmlType {
 const Q2_0_LAYOUTS: [GgmlType; 3] = [GgmlType::Q2_0, GgmlType::Q2_0Fork, GgmlType::Stq1_0];
 
 /// The ids of float types.
-const DENSE: [(DType, u32); 6] = [
+const DENSE: [(DType, u32); 11] = [
     (DType::F32, 0),
     (DType::F16, 1),
     (DType::BF16, 30),
     (DType::Q8_0, 8),
     (DType::Q6K, 14),
     (DType::Q4K, 12),
+    (DType::Q5K, 13),
+    (DType::Q4_0, 2),
+    (DType::Q4_1, 3),
+    (DType::Q5_0, 6),
+    (DType::Q5_1, 7),
 ];
 
 /// A type that is not of floats.
@@ -147,21 +152,20 @@ pub(crate) fn q2_0_layout(tensors: &[Q2_0Tensor], alignment: usize) -> Option<Gg
 
 /// The name that other projects give to an unreadable type id, and the cure.
 pub(crate) fn foreign(id: u32) -> (&'static str, &'static str) {
-    const DENSE: &str = "use a file whose linear layers are I2_S, TQ1_0 or TQ2_0 (BitNet) or Q2_0, PQ2_0 or PTQ1_0 (Bonsai) and whose embedding is one of these or F16, BF16, F32, Q8_0, Q6_K or Q4_K";
+    const DENSE: &str = "use a file whose linear layers are I2_S, TQ1_0 or TQ2_0 (BitNet) or Q2_0, PQ2_0 or PTQ1_0 (Bonsai) and whose embedding is one of these or F16, BF16, F32, Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1 or Q4_0";
     const FORK: &str =
         "this type belongs to a fork of llama.cpp; convert the original model to I2_S, TQ1_0 or TQ2_0";
     match id {
-        2 => ("Q4_0", DENSE),
-        3 => ("Q4_1", DENSE),
-        6 => ("Q5_0", DENSE),
-        7 => ("Q5_1", DENSE),
         10 => ("Q2_K", DENSE),
         11 => ("Q3_K", DENSE),
-        13 => ("Q5_K", DENSE),
         16..=23 | 29 => ("an IQ type", DENSE),
         37 => ("I8_S", FORK),
         38 => ("TL1", "TL1 is packed for a specific machine; use the I2_S file of the model"),
         39 => ("TL2 or MXFP4", "both use this number; use the I2_S file of the model"),
+        43 => (
+            "STQ1_0 in Tencent's files",
+            "it holds 256 weights in 42 bytes; use a file of the model in another type",
+        ),
         134 | 135 => ("IQ1_BN or IQ2_BN", FORK),
         _ => ("unknown", DENSE),
     }

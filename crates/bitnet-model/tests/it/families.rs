@@ -231,6 +231,7 @@ fn types_of_other_projects_are_named_with_the_cure() {
     for (id, parts) in [
         (38, ["TL1", "use the I2_S file"]),
         (10, ["Q2_K", "I2_S, TQ1_0 or TQ2_0"]),
+        (43, ["STQ1_0 in Tencent's files", "another type"]),
         (9999, ["unknown", "I2_S, TQ1_0 or TQ2_0"]),
     ] {
         let error = edited("llama-bitlinear/model-I2_S.gguf", |g| g.tensor(Q).kind = id).err().unwrap();
