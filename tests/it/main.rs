@@ -7,6 +7,7 @@ mod determinism;
 mod driver;
 mod embeddings;
 mod exactness;
+mod experts;
 mod goldens;
 mod gpu;
 mod gpu_engine;

@@ -93,7 +93,7 @@ impl Form {
     /// # Panics
     /// If they exceed the limits.
     pub fn assert_close(&self, distances: Vec<f64>, what: &str) {
-        let mut without_ties = GROUPED_FORMS.iter().chain([&EMBEDDING_FORM]);
+        let mut without_ties = GROUPED_FORMS.iter().chain(EXPERT_FORMS).chain([&EMBEDDING_FORM]);
         let limit = if without_ties.any(|form| form.folder == self.folder) { 1e-4 } else { WORST };
         assert_within(distances, limit, &format!("{self:?} {what}"));
     }
@@ -159,12 +159,22 @@ pub const HYBRID_FORMS: &[Form] = &[
     grouped("qwen35-hadamard", "model-PTQ1_0.gguf"),
 ];
 
+/// Checkpoints with experts and windows. Tests make their other forms.
+pub const EXPERT_FORMS: &[Form] =
+    &[grouped("maple-tiny", "model-TQ1_0-head-F16.gguf"), grouped("maple-unpacked", "mlx")];
+
 /// A model that embeds texts. Its golden file also has embeddings.
 pub const EMBEDDING_FORM: Form = folder("qwen3-embedding");
 
+/// The forms of a Gemma model that embeds texts. Their golden files have states and embeddings, and no logits.
+pub const GEMMA_FORMS: [Form; 2] = [
+    folder("embedding-gemma-tiny"),
+    gguf("embedding-gemma-tiny", "model-I2_S.gguf", "golden-I2_S.safetensors"),
+];
+
 /// Every form of every checkpoint.
 pub fn all_forms() -> impl Iterator<Item = Form> {
-    FORMS.iter().chain(GROUPED_FORMS).chain(HYBRID_FORMS).copied().chain([EMBEDDING_FORM])
+    FORMS.iter().chain(GROUPED_FORMS).chain(HYBRID_FORMS).chain(EXPERT_FORMS).copied().chain([EMBEDDING_FORM])
 }
 
 /// The path of the binary `bitnet`, built with the profile of the tests.

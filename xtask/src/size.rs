@@ -7,7 +7,7 @@ use bitnet_release::fits;
 use bitnet_workspace::{git, root};
 
 /// Maximum total size of committed files in bytes.
-const LIMIT: u64 = 40 << 20;
+const LIMIT: u64 = 48 << 20;
 /// How far the numbers of lines in the README may be from the truth.
 const TOLERANCE: f64 = 0.05;
 /// The README's sentence about both sizes, with two numbers in thousands of lines.

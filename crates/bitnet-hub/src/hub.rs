@@ -21,12 +21,13 @@ const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
 /// Files of a model that are fetched if it has them, in addition to the configuration and the weights.
-const OPTIONAL: [&str; 6] = [
+const OPTIONAL: [&str; 7] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
+    "1_Pooling/config.json",
     // Only to report that it must be converted.
     "tokenizer.model",
 ];

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
-    DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadCopy, HeadNorms, KernelError, KvShape, Norm, Norms,
-    Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
+    DeltaShape, DeltaWeights, Drawn, ExpertShape, Gate, Grouping, HeadCopy, HeadNorms, KernelError, KvShape,
+    Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
     gpu::{Counts, Recorded, tilings::Tiling},
 };
 
@@ -126,6 +126,20 @@ impl<'a> From<Weights<'a>> for TableWeights<'a> {
     }
 }
 
+/// The weights of a mixture of experts. Ternary matrices have a scale for every group of columns; the rows of an expert
+/// follow those of the one before.
+#[derive(Debug)]
+pub struct ExpertWeights<'a> {
+    /// Scores the experts for a token, `[count][hidden]` floats.
+    pub router: &'a BitNetTensor,
+    /// `[count * ffn][hidden]`
+    pub gate: Weights<'a>,
+    /// `[count * ffn][hidden]`
+    pub up: Weights<'a>,
+    /// `[count * hidden][ffn]`
+    pub down: Weights<'a>,
+}
+
 /// Provides memory and the few fused operations of a forward pass.
 ///
 /// A step has `n` tokens (rows). Buffers are made once for the largest step, and every operation works on their first
@@ -152,6 +166,12 @@ pub trait Backend: Send {
     type State: Send;
     /// A Walsh-Hadamard transform with signs.
     type Rotation: Send;
+    /// A mixture of experts.
+    type Experts: Send;
+
+    /// Whether this backend has the operations and gates that are said to be on the CPU only, and windows
+    /// ([`Step::within`]). A backend without them must not be given a model that needs them.
+    const EVERY_FAMILY: bool = true;
 
     /// Whether panels and [`Backend::prepare_shortlist`] use the bytes of a file in place.
     const READS_PANELS: bool = false;
@@ -192,6 +212,14 @@ pub trait Backend: Send {
     fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<Self::State, KernelError>;
     /// Loads a transform of rows of `width` columns.
     fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Self::Rotation, KernelError>;
+    /// Loads a mixture of experts for [`Backend::mix_experts`]. On the CPU only.
+    fn experts(
+        &mut self,
+        _shape: ExpertShape,
+        _weights: ExpertWeights<'_>,
+    ) -> Result<Self::Experts, KernelError> {
+        Err(KernelError::NotOnDevice { what: "a mixture of experts" })
+    }
     /// Declares that a ternary table contains a transform: [`Backend::embed`] undoes it, and [`Backend::logits`]
     /// applies it to its input.
     ///
@@ -249,7 +277,8 @@ pub trait Backend: Send {
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError>;
 
-    /// Computes causal attention: every token attends to the positions of its sequence up to and including its own.
+    /// Computes causal attention: every token attends to the positions of its sequence up to and including its own, or
+    /// to the last of them ([`Step::within`]).
     ///
     /// Reads the queries from the first columns of `qkv` (as [`Backend::norm_rope_store`] left them) and writes
     /// `[n][heads * head_dim]`, the width of `out`.
@@ -346,6 +375,29 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
         column: usize,
     ) -> Result<(), KernelError>;
+
+    /// Adds to every row of `x` what its experts compute from it, after it is normalised by `norm`: [`crate::order`] has
+    /// the formulas. On the CPU only.
+    fn mix_experts(
+        &mut self,
+        _n: usize,
+        _norm: &Norm<Self::Gain>,
+        _w: &Self::Experts,
+        _x: &mut Self::Rows,
+    ) -> Result<(), KernelError> {
+        Err(KernelError::NotOnDevice { what: "a mixture of experts" })
+    }
+
+    /// Adds every row of `x`, normalised by `norm`, to the row of `out`. On the CPU only.
+    fn norm_add(
+        &mut self,
+        _n: usize,
+        _x: &Self::Rows,
+        _norm: &Norm<Self::Gain>,
+        _out: &mut Self::Rows,
+    ) -> Result<(), KernelError> {
+        Err(KernelError::NotOnDevice { what: "a norm before the residual" })
+    }
 
     /// Sets row `i` of `out` to row `rows[i]` of `x`, normalised by `norm`.
     fn norm_rows(

@@ -30,6 +30,9 @@ pub enum KernelError {
     /// The stored copy of an output head has a scale, norm or error that cannot bound a logit.
     #[error("the copy of the output head holds an invalid value ({value}): convert the model again")]
     Bound { value: f32 },
+    /// The device has no kernels for a part of the model.
+    #[error("this device cannot compute {what}: run the model on the CPU (--device cpu)")]
+    NotOnDevice { what: &'static str },
     /// There is no usable GPU, or it failed.
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),

@@ -53,7 +53,9 @@ mod scales;
 #[cfg(windows)]
 mod windows;
 
-pub use backend::{Backend, BackendInfo, DeviceStatus, Inspect, StepSize, TableWeights, Weights};
+pub use backend::{
+    Backend, BackendInfo, DeviceStatus, ExpertWeights, Inspect, StepSize, TableWeights, Weights,
+};
 pub use bandwidth::memory_bandwidth;
 pub use cpu::{Cpu, HeadCopy, HeadCounts, Isa, Panels, on_huge_pages};
 pub use draw::{Drawn, SamplingParams, Wanted};
@@ -61,7 +63,8 @@ pub use error::KernelError;
 pub use heap::trim_heap;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use operation::{
-    DeltaShape, DeltaWeights, Gate, Grouping, HeadNorms, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step,
+    DeltaShape, DeltaWeights, ExpertShape, Gate, Grouping, HeadNorms, Norm, Norms, Rotate, RowOrder,
+    RowsKind, Run, Step,
 };
 pub use reference::Reference;
 #[cfg(windows)]

@@ -27,6 +27,8 @@ pub struct Step<'a> {
     /// Every call of [`Step::new`] has another one, so that what follows from a step is computed by the first layer and
     /// not by each.
     pub(crate) number: u64,
+    /// Number of keys that a token attends to, its own included; all if `None`.
+    pub(crate) window: Option<usize>,
 }
 
 impl<'a> Step<'a> {
@@ -34,7 +36,12 @@ impl<'a> Step<'a> {
     /// `blocks` are the block tables of all runs, concatenated.
     pub fn new(runs: &'a [Run], blocks: &'a [u32]) -> Self {
         static STEPS: AtomicU64 = AtomicU64::new(1);
-        Step { runs, blocks, number: STEPS.fetch_add(1, Relaxed) }
+        Step { runs, blocks, number: STEPS.fetch_add(1, Relaxed), window: None }
+    }
+
+    /// The same step for a layer whose tokens attend to the last `window` keys, their own included.
+    pub fn within(self, window: Option<usize>) -> Self {
+        Step { window, ..self }
     }
 
     /// Number of tokens.
@@ -76,12 +83,35 @@ impl Grouping {
 }
 
 /// The gate of a feed-forward layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
     /// `max(gate, 0)^2 * up`.
     SquaredRelu,
     /// `gate / (1 + exp(-gate)) * up`.
     Silu,
+    /// The same with `min(gate, limit)` for `gate` and `max(-limit, min(up, limit))` for `up`. On the CPU only.
+    ClampedSilu {
+        /// The largest gate, and the largest magnitude of `up`.
+        limit: f32,
+    },
+    /// GELU, approximated with tanh: `gate / (1 + exp(-2 z)) * up` with `z = sqrt(2 / pi) (gate + 0.044715 gate^3)`. On the
+    /// CPU only.
+    Gelu,
+}
+
+/// Sizes of a mixture of experts: feed-forward layers of which every token passes a few.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertShape {
+    /// Number of experts.
+    pub count: usize,
+    /// Number of experts that a token passes.
+    pub used: usize,
+    /// Width of the layer's input and output.
+    pub hidden: usize,
+    /// Width between the projections of an expert.
+    pub ffn: usize,
+    /// The gate of every expert.
+    pub gate: Gate,
 }
 
 /// What activation rows are used for; a backend may store each kind in a different precision.

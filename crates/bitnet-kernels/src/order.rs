@@ -30,6 +30,14 @@
 //!     `S[i][k] = fma(d, key[k], g * S[i][k])`, `o[i] = sum_k S[i][k] * query[k]`. Both sums have [`DELTA_PARTIALS`]
 //!     partials over `k`, as sums along a row have.
 //!   - Output: the RMSNorm of each head as for query and key heads, then times `z / (1 + exp(-z))`.
+//! - **Gates**: SiLU is `g / (1 + exp(-g))`, then times `up`. Clamped, `g` and `up` are limited first. GELU is the same with
+//!   `exp(-g * fma(g * g, c, b))` for `b` and `c` of [`GELU`].
+//! - **Mixture of experts** of one token: the normed row is multiplied by the router's rows with the dense dot product
+//!   above. The `used` experts with the largest logits are chosen, the lower of two with equal logits; if a logit is NaN, the
+//!   first ones, with weights of NaN. With `m` the largest logit, the weight of expert `e` is `exp(logit - m) / sum`, the
+//!   sum of the exponentials of the chosen in ascending order of expert. Each quantises the normed row, and its gated
+//!   values, as any other product does; `y = fma(weight, down, y)` from 0 in ascending order of expert, then `x + y`.
+//! - **Windows**: the segments of attention begin where they would without a window; keys before it are left out.
 //! - **Gate of attention**: the value times [`sigmoid`] of the gate.
 
 use std::ops::Add;
@@ -42,6 +50,9 @@ pub const SQUARES: usize = 256;
 
 /// Number of partial sums for the products of a row of a delta state with a key or query.
 pub const DELTA_PARTIALS: usize = 4;
+
+/// `2 sqrt(2 / pi)`, and the same times 0.044715.
+pub const GELU: [f32; 2] = [1.595_769_1, 0.071_354_816];
 
 /// Added to the sum of squares of a delta layer's query or key.
 pub const L2_EPS: f32 = 1e-6;

@@ -70,11 +70,17 @@ pub struct Sizes {
     pub rope_theta: f32,
     /// `linear`, `llama3` or `yarn` with the factor, or `longrope`.
     pub rope_scaling: Option<String>,
-    /// `relu2` or `silu`.
+    /// `relu2`, `silu`, `silu, clamped` or `gelu`.
     pub activation: &'static str,
     pub sub_norms: bool,
     pub linear_norms: bool,
     pub head_norms: bool,
+    /// Number of experts of a layer, and of those that a token passes, unless there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<[usize; 2]>,
+    /// Number of keys that a token of a sliding layer attends to, and of such layers, unless there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<[usize; 2]>,
     /// Layers with a recurrent state instead of attention, unless there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recurrent_layers: Option<usize>,
@@ -229,10 +235,17 @@ impl Sizes {
             activation: match spec.activation {
                 Activation::SquaredRelu => "relu2",
                 Activation::Silu => "silu",
+                Activation::ClampedSilu { .. } => "silu, clamped",
+                Activation::Gelu => "gelu",
             },
             sub_norms: spec.sub_norms,
             linear_norms: spec.linear_norms.is_some(),
             head_norms: spec.head_norms,
+            experts: spec.experts.map(|experts| [experts.count, experts.used]),
+            window: spec
+                .windows
+                .as_ref()
+                .map(|windows| [windows.width, windows.slides.iter().filter(|&&slides| slides).count()]),
             recurrent_layers: Some(spec.recurrent_layers()).filter(|&layers| layers > 0),
             state_bytes: Some(spec.state_bytes()).filter(|&bytes| bytes > 0),
             rotary_width: spec.rope.width,

@@ -47,6 +47,9 @@ pub use files::{
 };
 pub use inspect::{Inspection, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
 pub use net::{Batch, ForwardError, Limits, Logits, Model, Run, Transformer};
-pub use spec::{Activation, Grouped, Hybrid, ModelSpec, Multipliers, Rope, RopeScaling, Rotation};
+pub use spec::{
+    Activation, Experts, Grouped, Hybrid, ModelSpec, Multipliers, Pooling, Rope, RopeScaling, Rotation,
+    Windows,
+};
 pub use synthetic::Synthetic;
 pub use tokenizer::{DecodeStream, Tokenizer};

@@ -28,6 +28,8 @@ pub(crate) enum Part {
     KeyNorm,
     AttentionSubNorm,
     Output,
+    /// The norm of the output of attention before it is added.
+    AttentionPostNorm,
     /// Queries, keys and values of a gated-delta layer.
     DeltaInput,
     DeltaGate,
@@ -44,10 +46,18 @@ pub(crate) enum Part {
     Up,
     FfnSubNorm,
     Down,
+    /// Chooses the experts of a token.
+    Router,
+    /// The matrices of all experts, one below the other.
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    /// The norm of the output of the feed-forward layer before it is added.
+    FfnPostNorm,
 }
 
 /// The parts in the order of a forward pass: Hugging Face's name, GGUF's, and 1bitLLM's where it differs.
-const PARTS: [(Part, &str, &str, Option<&str>); 23] = [
+const PARTS: [(Part, &str, &str, Option<&str>); 29] = [
     (Part::InputNorm, "input_layernorm", "attn_norm", None),
     (Part::Query, "self_attn.q_proj", "attn_q", None),
     (Part::Key, "self_attn.k_proj", "attn_k", None),
@@ -57,6 +67,7 @@ const PARTS: [(Part, &str, &str, Option<&str>); 23] = [
     (Part::KeyNorm, "self_attn.k_norm", "attn_k_norm", None),
     (Part::AttentionSubNorm, "self_attn.attn_sub_norm", "attn_sub_norm", Some("self_attn.inner_attn_ln")),
     (Part::Output, "self_attn.o_proj", "attn_output", None),
+    (Part::AttentionPostNorm, "self_attn.post_norm", "post_attention_norm", None),
     (Part::DeltaInput, "linear_attn.in_proj_qkv", "attn_qkv", None),
     (Part::DeltaGate, "linear_attn.in_proj_z", "attn_gate", None),
     (Part::Alpha, "linear_attn.in_proj_a", "ssm_alpha", None),
@@ -71,6 +82,11 @@ const PARTS: [(Part, &str, &str, Option<&str>); 23] = [
     (Part::Up, "mlp.up_proj", "ffn_up", None),
     (Part::FfnSubNorm, "mlp.ffn_sub_norm", "ffn_sub_norm", Some("mlp.ffn_layernorm")),
     (Part::Down, "mlp.down_proj", "ffn_down", None),
+    (Part::Router, "mlp.gate", "ffn_gate_inp", None),
+    (Part::ExpertGate, "mlp.experts.gate_proj", "ffn_gate_exps", None),
+    (Part::ExpertUp, "mlp.experts.up_proj", "ffn_up_exps", None),
+    (Part::ExpertDown, "mlp.experts.down_proj", "ffn_down_exps", None),
+    (Part::FfnPostNorm, "mlp.post_norm", "post_ffw_norm", None),
 ];
 
 /// GGUF's name of [`Part::FfnNorm`] in hybrid models.
@@ -119,7 +135,10 @@ impl Part {
     fn present(self, spec: &ModelSpec, layer: usize) -> bool {
         let attends = spec.attends(layer);
         match self {
-            Part::InputNorm | Part::FfnNorm | Part::Gate | Part::Up | Part::Down => true,
+            Part::InputNorm | Part::FfnNorm => true,
+            Part::Gate | Part::Up | Part::Down => spec.experts.is_none(),
+            Part::Router | Part::ExpertGate | Part::ExpertUp | Part::ExpertDown => spec.experts.is_some(),
+            Part::AttentionPostNorm | Part::FfnPostNorm => spec.post_norms,
             Part::FfnSubNorm => spec.sub_norms,
             Part::Query | Part::Key | Part::Value | Part::Output => attends,
             Part::OutputGate => attends && spec.output_gate,
@@ -135,6 +154,7 @@ impl Part {
         let q = spec.q_width();
         let kv = spec.kv_width();
         let delta = delta(spec);
+        let experts = spec.experts.map_or(0, |experts| experts.count);
         Some(match self {
             Part::Query | Part::OutputGate => [q, hidden],
             Part::Key | Part::Value => [kv, hidden],
@@ -145,8 +165,25 @@ impl Part {
             Part::DeltaOutput => [hidden, delta.value_width()],
             Part::Gate | Part::Up => [spec.ffn, hidden],
             Part::Down => [hidden, spec.ffn],
+            Part::Router => [experts, hidden],
+            Part::ExpertGate | Part::ExpertUp => [experts * spec.ffn, hidden],
+            Part::ExpertDown => [experts * hidden, spec.ffn],
             _ => return None,
         })
+    }
+
+    /// The shape of its tensor, if it is a projection: `[out][in]`, or `[experts][out][in]`.
+    fn matrix(self, spec: &ModelSpec) -> Option<Vec<usize>> {
+        let [rows, cols] = self.projection(spec)?;
+        Some(match (spec.experts, self.is_of_experts()) {
+            (Some(experts), true) => vec![experts.count, rows / experts.count, cols],
+            _ => vec![rows, cols],
+        })
+    }
+
+    /// Whether its tensor holds a matrix for each expert.
+    pub(crate) fn is_of_experts(self) -> bool {
+        matches!(self, Part::ExpertGate | Part::ExpertUp | Part::ExpertDown)
     }
 
     pub(crate) fn input_width(self, spec: &ModelSpec) -> usize {
@@ -170,7 +207,7 @@ impl Part {
     /// Whether it is a projection that is stored as floats.
     fn is_dense(self, spec: &ModelSpec) -> bool {
         let float = spec.hybrid.as_ref().is_some_and(|hybrid| hybrid.float_alpha_beta);
-        float && matches!(self, Part::Alpha | Part::Beta)
+        self == Part::Router || float && matches!(self, Part::Alpha | Part::Beta)
     }
 
     /// Its tensors in a layer: none, a vector, or a projection with the norm before it.
@@ -178,13 +215,15 @@ impl Part {
         let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
         let name = self.tensor(layer);
         let norm = |name: String, shape| Expected { name, kind: TensorKind::Norm, shape };
-        let tensors = match self.projection(spec) {
-            _ if !self.present(spec, layer) => [None, None],
+        if !self.present(spec, layer) {
+            return [None, None].into_iter().flatten();
+        }
+        let tensors = match self.matrix(spec) {
             Some(shape) => {
                 let norm_name = || format!("{}.rms_norm.weight", self.path(layer));
                 let before = spec.linear_norms.map(|_| norm(norm_name(), vec![shape[1]]));
                 let kind = if self.is_dense(spec) { TensorKind::Dense } else { ternary };
-                [before, Some(Expected { name, kind, shape: shape.into() })]
+                [before, Some(Expected { name, kind, shape })]
             }
             None => [Some(norm(name, self.vector(spec))), None],
         };
@@ -228,6 +267,12 @@ pub(crate) const DELTA_OUTPUT: StackedProjections =
 pub(crate) const GATE_UP: StackedProjections =
     StackedProjections { name: "ffn_gate_up", parts: &[Part::Gate, Part::Up] };
 pub(crate) const DOWN: StackedProjections = StackedProjections { name: "ffn_down", parts: &[Part::Down] };
+/// The matrices of all experts of a layer: the rows of an expert follow those of the one before.
+const EXPERTS: [StackedProjections; 3] = [
+    StackedProjections { name: "ffn_gate_exps", parts: &[Part::ExpertGate] },
+    StackedProjections { name: "ffn_up_exps", parts: &[Part::ExpertUp] },
+    StackedProjections { name: "ffn_down_exps", parts: &[Part::ExpertDown] },
+];
 
 /// What a layer that attends computes of its input.
 pub(crate) fn qkv(spec: &ModelSpec) -> StackedProjections {
@@ -255,7 +300,8 @@ fn stacks(spec: &ModelSpec, layer: usize) -> impl Iterator<Item = StackedProject
     let input = attends.then(|| qkv(spec)).into_iter();
     let delta = (!attends).then(|| delta_inputs(spec)).into_iter().flatten();
     let output = if attends { OUTPUT } else { DELTA_OUTPUT };
-    input.chain(delta).chain([output, GATE_UP, DOWN])
+    let ffn = if spec.experts.is_some() { Vec::from(EXPERTS) } else { vec![GATE_UP, DOWN] };
+    input.chain(delta).chain([output]).chain(ffn)
 }
 
 /// Names of a ternary embedding and of a separate ternary head in a file of panels.
@@ -332,6 +378,11 @@ pub(crate) fn head(spec: &ModelSpec) -> &'static str {
 /// The end of the name of a norm before a projection.
 const LINEAR_NORM: &str = ".rms_norm.weight";
 
+/// Whether this is the name of a norm before a projection.
+pub(crate) fn is_linear_norm(name: &str) -> bool {
+    name.ends_with(LINEAR_NORM)
+}
+
 /// The usual name of a tensor of a BitNet embedding model, which has no head and so no `model.` before its names.
 pub(crate) fn of_embedding_model(name: &str) -> String {
     let name = name.strip_prefix("model.").unwrap_or(name);
@@ -371,8 +422,29 @@ pub(crate) fn from_gguf(name: &str) -> Option<String> {
 }
 
 /// The name under which a checkpoint stores a tensor, which may hold the rows of two parts.
-pub(crate) fn stored(name: &str) -> String {
+pub(crate) fn stored(name: &str, spec: &ModelSpec) -> String {
+    if spec.experts.is_some() && name == EMBEDDING {
+        return "model.word_embeddings.weight".into();
+    }
+    if spec.post_norms {
+        // Here the usual name of the norm before the feed-forward layer is that of a norm after attention.
+        for (usual, stored) in [
+            (Part::FfnNorm, "pre_feedforward_layernorm"),
+            (Part::AttentionPostNorm, "post_attention_layernorm"),
+            (Part::FfnPostNorm, "post_feedforward_layernorm"),
+        ] {
+            if Part::of(name) == Some(usual) {
+                return name.replace(usual.name(), stored);
+            }
+        }
+    }
     name.replace(Part::OutputGate.name(), Part::Query.name())
+}
+
+/// The name of one expert's matrix, and that of a matrix with all of them in MLX's form, for the usual name.
+pub(crate) fn of_experts(name: &str) -> (impl Fn(usize) -> String + '_, String) {
+    let one = |expert: usize| name.replace(".experts.", &format!(".experts.{expert}."));
+    (one, name.replace(".experts.", ".switch_mlp."))
 }
 
 /// The usual name of a tensor that a wrapper of the language model stores under another.

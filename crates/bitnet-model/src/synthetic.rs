@@ -14,14 +14,17 @@ use crate::{
     ModelError,
     files::{Checkpoint, GenerationDefaults, TensorEntry, TensorKind, TensorSource},
     names::{self, Expected},
-    spec::{Activation, Grouped, Hybrid, ModelSpec, Rope, RopeScaling, Rotation, rope},
+    spec::{
+        Activation, Experts, Grouped, Hybrid, ModelSpec, Multipliers, Pooling, Rope, RopeScaling, Rotation,
+        Windows, rope,
+    },
 };
 
 /// A name, and the model that has it.
 type Named = (&'static str, fn() -> ModelSpec);
 
 /// All models: small ones, and others in the shapes of published models.
-const MODELS: [Named; 14] = [
+const MODELS: [Named; 20] = [
     // Layers, hidden, ffn, heads, kv heads, vocabulary.
     ("tiny", || bitnet([2, 256, 768, 4, 2, 512])),
     ("125m", || bitnet([12, 768, 2048, 12, 4, 32768])),
@@ -41,6 +44,16 @@ const MODELS: [Named; 14] = [
     ("hybrid-tiny", || qwen35([4, 256, 512, 4, 2, 64, 4, 8, 32, 512], None)),
     ("hybrid-tiny-rotated", || qwen35([4, 256, 512, 4, 2, 64, 4, 8, 32, 512], Some(256))),
     ("bonsai-27b", || qwen35([64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], None)),
+    ("bonsai-2-2b", || tied(qwen35([24, 2048, 6144, 8, 2, 256, 16, 16, 128, 248_320], Some(512)))),
+    ("bonsai-2-4b", || tied(qwen35([32, 2560, 9216, 16, 4, 256, 16, 32, 128, 248_320], Some(512)))),
+    ("bonsai-2-9b", || qwen35([32, 4096, 12_288, 16, 4, 256, 16, 32, 128, 248_320], Some(512))),
+    // Layers, hidden, width of an expert, heads, kv heads, head width, experts, those that a token passes, window and
+    // vocabulary.
+    ("maple-tiny", || maple([4, 256, 128, 8, 2, 64, 8, 2, 12, 512])),
+    // deepgrove/maple-preview
+    ("maple-20b", || maple([24, 2048, 512, 16, 4, 128, 256, 8, 512, 151_936])),
+    // BitNet embedding models with windows.
+    ("embedding-gemma-tiny", || gemma([3, 128, 320, 4, 1, 64, 512], 24)),
     ("bonsai-2-27b", || qwen35([64, 5120, 17_408, 24, 4, 256, 16, 48, 128, 248_320], Some(1024))),
 ];
 
@@ -148,7 +161,56 @@ fn qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab]: [usize; 7], ti
 }
 
 fn embedding(shape: [usize; 7]) -> ModelSpec {
-    ModelSpec { linear_norms: Some(1e-6), grouped: Grouped::default(), embeds: true, ..qwen3(shape, true) }
+    ModelSpec {
+        linear_norms: Some(1e-6),
+        grouped: Grouped::default(),
+        embeds: Some(Pooling::Last),
+        ..qwen3(shape, true)
+    }
+}
+
+fn maple(
+    [layers, hidden, ffn, heads, kv_heads, head_dim, count, used, width, vocab]: [usize; 10],
+) -> ModelSpec {
+    let plain = qwen3([layers, hidden, ffn, heads, kv_heads, head_dim, vocab], false);
+    ModelSpec {
+        architecture: "maple".into(),
+        context: 131_072,
+        rope: Rope { theta: 10_000.0, width: Some(head_dim / 2), ..plain.rope },
+        activation: Activation::ClampedSilu { limit: 7.0 },
+        grouped: Grouped { projections: true, embedding: false, head: false },
+        experts: Some(Experts { count, used }),
+        windows: Some(Windows { width, slides: all_but_fourth(layers), full_theta: None }),
+        ..plain
+    }
+}
+
+/// Which layers slide, if every fourth does not.
+fn all_but_fourth(layers: usize) -> Arc<[bool]> {
+    (1..=layers).map(|number| number % 4 != 0).collect()
+}
+
+fn gemma(shape: [usize; 7], width: usize) -> ModelSpec {
+    let (layers, hidden) = (shape[0], shape[1]);
+    let full_theta = Some(10_000.0);
+    ModelSpec {
+        architecture: "gemma3".into(),
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None, width: None, sections: None },
+        activation: Activation::Gelu,
+        post_norms: true,
+        multipliers: Multipliers { embedding: (hidden as f32).sqrt(), ..Multipliers::NONE },
+        windows: Some(Windows { width, slides: (0..layers).map(|i| i % 2 == 0).collect(), full_theta }),
+        embeds: Some(Pooling::Mean),
+        ..embedding(shape)
+    }
+}
+
+/// The same model with the embedding as its head.
+fn tied(spec: ModelSpec) -> ModelSpec {
+    let spec = ModelSpec { tied_head: true, ..spec };
+    let block = spec.rotation.as_ref().map(|rotation| rotation.block);
+    let rotation = block.map(|block| Arc::new(rotation(&spec, block)));
+    ModelSpec { rotation, ..spec }
 }
 
 fn qwen35(
@@ -252,7 +314,8 @@ impl TensorSource for Synthetic {
 
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (entry, mut random) = self.find(name, &[TensorKind::Ternary, TensorKind::Grouped])?;
-        let (rows, cols) = (entry.shape[0], entry.shape[1]);
+        let cols = entry.shape.last().copied().unwrap_or(1);
+        let rows = entry.shape.iter().product::<usize>() / cols.max(1);
         let codes = random_codes(&mut random, rows, cols)?;
         let damaged = ModelError::data("synthetic", name);
         if entry.kind == TensorKind::Ternary {
@@ -262,8 +325,14 @@ impl TensorSource for Synthetic {
         // Embeddings of the usual size would be negligible compared with the outputs of the layers.
         let usual = if names::is_table(name) { 0.05 } else { usual_scale(cols) };
         let scale = |r: u8| f16::from_f32(usual * (0.75 + f32::from(r) / 512.0));
-        let scales = random.bytes(rows * TernaryTensor::groups(cols, group), |r| r)?;
-        let scales = scales.into_iter().map(scale).collect();
+        let groups = TernaryTensor::groups(cols, group);
+        let scales = if self.spec.experts.is_some() {
+            // Rows have scales.
+            let rows = random.bytes(rows, |r| r)?.into_iter();
+            rows.flat_map(|r| std::iter::repeat_n(scale(r), groups)).collect()
+        } else {
+            random.bytes(rows * groups, |r| r)?.into_iter().map(scale).collect()
+        };
         TernaryTensor::from_groups(rows, cols, group, codes, scales).map_err(damaged)
     }
 

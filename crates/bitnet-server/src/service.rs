@@ -5,7 +5,7 @@ use std::{fmt, path::Path, sync::Arc, time::UNIX_EPOCH};
 use bitnet::{
     Model,
     inference::Engine,
-    model::{ChatTemplate, Checkpoint, GenerationDefaults, Tokenizer},
+    model::{ChatTemplate, Checkpoint, GenerationDefaults, Pooling, Tokenizer},
     schema::Schemas,
 };
 
@@ -99,6 +99,11 @@ impl Service {
     /// Whether the model embeds texts.
     pub(crate) fn embeds(&self) -> bool {
         self.opened.embeds()
+    }
+
+    /// How the model makes an embedding of hidden states, if it embeds texts.
+    pub(crate) fn pooling(&self) -> Option<Pooling> {
+        self.opened.checkpoint().spec.embeds
     }
 
     /// Width of a hidden state.

@@ -15,7 +15,7 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// The embedding whose direction is a hidden state, such as the result of [`inference::Request::hidden`].
+    /// The embedding whose direction is a hidden state, such as the result of [`inference::Request::pooled`].
     pub fn new(hidden: Vec<f32>, prompt_tokens: usize) -> Embedding {
         let mut embedding = Embedding { values: hidden, prompt_tokens };
         embedding.normalise();
@@ -43,7 +43,8 @@ impl Embedding {
 }
 
 impl Model {
-    /// Embeds a text: the hidden state of its last token, normalised to length 1. The options of the request for how to
+    /// Embeds a text: the hidden state of its last token, or the mean of those of all tokens, as the model's files say,
+    /// normalised to length 1. The options of the request for how to
     /// continue the text do not matter.
     ///
     /// ```
@@ -118,17 +119,17 @@ impl Model {
 
     /// Whether the model embeds texts.
     pub fn embeds(&self) -> bool {
-        self.checkpoint().spec.embeds
+        self.checkpoint().spec.embeds.is_some()
     }
 
     fn embedding_request(&self, text: &Request) -> Result<inference::Request, Error> {
-        if !self.embeds() {
+        let Some(pooling) = self.checkpoint().spec.embeds else {
             return Err(Error::NoEmbeddings { model: self.checkpoint().name.clone() });
-        }
+        };
         let request = inference::Request {
             priority: text.priority,
             timeout: text.timeout,
-            ..inference::Request::hidden(self.encode(text)?)
+            ..inference::Request::pooled(self.encode(text)?, pooling)
         };
         self.engine().validate(&request).map_err(SubmitError::from)?;
         Ok(request)

@@ -1,7 +1,7 @@
 //! Sizes of a model's weights, activations and cache in a device's memory.
 
 use bitnet_kernels::{Cpu, KvShape, KvType, gpu};
-use bitnet_model::{Batch, Checkpoint, ModelSpec, TensorKind};
+use bitnet_model::{Batch, Checkpoint, Experts, ModelSpec, TensorKind};
 
 use crate::Error;
 
@@ -57,6 +57,13 @@ impl Home {
                     bytes.trits += elements as u64;
                     let size = self.ternary(entry.shape[0], entry.shape[1]);
                     (size, size)
+                }
+                TensorKind::Grouped if entry.shape.len() == 3 => {
+                    // A token passes only some of the experts.
+                    let (count, size) = (entry.shape[0], self.grouped(entry.shape[1], entry.shape[2], 128));
+                    let used = checkpoint.spec.experts.map_or(count, |experts| experts.used);
+                    bytes.trits += (elements / count * used) as u64;
+                    (count * size, used * size)
                 }
                 TensorKind::Grouped => {
                     // Only Q2_0 can have groups of 64; whether it does is known once it is read.
@@ -135,7 +142,10 @@ impl Home {
                 let between = delta.map_or(0, |delta| delta.between_len());
                 let recurrent = 4 * (columns + between + normed) + 5 * values;
                 let attention = 4 * (q + 2 * kv + gates) + 5 * q;
-                let token = 5 * spec.hidden + attention + recurrent + 9 * spec.ffn;
+                // What passes the norm before the residual.
+                let projected = if spec.post_norms { 4 * spec.hidden } else { 0 };
+                let ffn = spec.experts.map_or(9 * spec.ffn, |experts| expert_bytes(spec, experts));
+                let token = 5 * spec.hidden + attention + recurrent + projected + ffn;
                 // A scale and a sum for every 128 columns of int8, and the int8 input of a ternary head.
                 let int8 = spec.hidden + q + values + spec.ffn;
                 let groups = if spec.grouped.projections { int8 / 16 } else { 0 };
@@ -182,6 +192,14 @@ impl Home {
         };
         (spec.attention_layers() * cache + 4 * Batch::BLOCK_TOKENS * spec.rotary_width()) as u64
     }
+}
+
+/// Bytes that experts keep of a token on the CPU: its logits and normed row, and for each expert that it passes its input
+/// and gated values in int8, gate and up, and the output.
+fn expert_bytes(spec: &ModelSpec, experts: Experts) -> usize {
+    let (hidden, ffn) = (spec.hidden, spec.ffn);
+    let slot = 5 * hidden + 9 * ffn + (hidden + ffn) / 8 + 16;
+    4 * experts.count + 5 * hidden + hidden / 8 + experts.used * slot
 }
 
 #[cfg(test)]

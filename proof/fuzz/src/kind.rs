@@ -73,15 +73,15 @@ impl Kind {
     /// All kinds.
     pub const ALL: &'static [Kind] = &[
         Kind::of("gguf-i2_s", 4, 16_000, File::Gguf, Written(Target::I2S)),
-        Kind::of("gguf-panels", 6, 16_000, File::Gguf, Written(Target::Panels)),
-        Kind::of("gguf-tq1_0", 5, 16_000, File::Gguf, Written(Target::Tq1_0)),
-        Kind::of("gguf", 5, 16_000, File::Gguf, Written(Target::Tq2_0)),
-        Kind::of("safetensors", 6, 4000, File::Weights, Written(Target::Packed)),
-        Kind::of("config", 6, ALL, File::Config, Written(Target::Packed)),
-        Kind::of("tokenizer", 6, ALL, File::Tokenizer, Written(Target::Packed)),
+        Kind::of("gguf-panels", 5, 16_000, File::Gguf, Written(Target::Panels)),
+        Kind::of("gguf-tq1_0", 4, 16_000, File::Gguf, Written(Target::Tq1_0)),
+        Kind::of("gguf", 4, 16_000, File::Gguf, Written(Target::Tq2_0)),
+        Kind::of("safetensors", 5, 4000, File::Weights, Written(Target::Packed)),
+        Kind::of("config", 5, ALL, File::Config, Written(Target::Packed)),
+        Kind::of("tokenizer", 5, ALL, File::Tokenizer, Written(Target::Packed)),
         Kind::of("tokenizer_config", 4, ALL, File::TokenizerConfig, Written(Target::Packed)),
         Kind::of("generation", 4, ALL, File::Generation, Written(Target::Packed)),
-        Kind::of("template", 5, ALL, File::Template, Written(Target::Packed)),
+        Kind::of("template", 4, ALL, File::Template, Written(Target::Packed)),
         Kind::of("q2_0", 4, 16_000, File::Gguf, Fixture("qwen3-g64/model-Q2_0.gguf")),
         Kind::of("q2_0_earlier", 2, 16_000, File::Gguf, Retyped(TERNARY, Q2_0_EARLIER)),
         Kind::of("q1_0", 3, 16_000, File::Gguf, Retyped(TERNARY, Q1_0)),
@@ -97,6 +97,11 @@ impl Kind {
         Kind::of("hybrid_ptq1_0", 4, 16_000, File::Gguf, Fixture("qwen35-hadamard/model-PTQ1_0.gguf")),
         Kind::of("hybrid_mlx", 3, 16_000, File::Weights, Fixture("qwen35-hadamard/mlx/model.safetensors")),
         Kind::of("hadamard", 3, ALL, File::Hadamard, Fixture("qwen35-hadamard/mlx/hadamard.json")),
+        // With experts.
+        Kind::of("maple_tq1_0", 3, 16_000, File::Gguf, Fixture("maple-tiny/model-TQ1_0-head-F16.gguf")),
+        Kind::of("maple_mlx", 2, 6000, File::Weights, Fixture("maple-unpacked/mlx/model.safetensors")),
+        Kind::of("maple_config", 1, ALL, File::Config, Fixture("maple-unpacked/mlx/config.json")),
+        Kind::of("gemma_i2_s", 1, 16_000, File::Gguf, Fixture("embedding-gemma-tiny/model-I2_S.gguf")),
         Kind::of("hybrid_config", 2, ALL, File::Config, Fixture("qwen35-hadamard/mlx/config.json")),
     ];
 
@@ -160,6 +165,7 @@ impl Seed {
             generation_config: Some(read("generation_config.json")?),
             chat_template: None,
             tools_template: None,
+            pooling: None,
             hadamard: None,
         };
         let weights = read("model.safetensors")?;

@@ -2,7 +2,7 @@
 
 use bitnet::kernels::{
     Backend, BackendInfo, Cpu, Isa,
-    conformance::{Case, Failure, cases, check, check_rounded},
+    conformance::{Case, Failure, cases, check, check_rounded, cpu_cases},
     gpu::{DeviceInfo, Driver, RecordingState, cubins::FILE, tilings},
 };
 use bitnet::{Device, SystemMemory, load::Home};
@@ -137,13 +137,13 @@ pub fn examine_all<D: Driver + 'static>(
         Device::Cuda(index) => Ok((index, machine.gpu(index)?)),
         _ => machine.first_gpu(),
     };
-    let cases = cases();
+    let (on_cpu, cases) = (cpu_cases(), cases());
     let isas: Vec<Isa> = Isa::available().collect();
     let on_gpu = if gpu.is_ok() { cases.len() } else { 0 };
-    let bar = Progress::new("checking kernels", cases.len() * isas.len() + on_gpu);
+    let bar = Progress::new("checking kernels", on_cpu.len() * isas.len() + on_gpu);
     let mut conformance = Vec::new();
     for &isa in &isas {
-        conformance.push(examine(&mut Cpu::new(isa, info.threads)?.keeping(kv), check, &cases, &bar));
+        conformance.push(examine(&mut Cpu::new(isa, info.threads)?.keeping(kv), check, &on_cpu, &bar));
     }
     // A missing GPU has been reported, and need not be looked for again.
     let device = gpu.as_ref().map_or(Device::Cpu, |(index, _)| Device::Cuda(*index));

@@ -61,6 +61,10 @@ fn print(r: &Inspection, spec: &ModelSpec) -> Result<(), CliError> {
         ),
         format!("attention      {} heads of width {}, {} key-value heads", s.heads, s.head_dim, s.kv_heads),
     ];
+    lines.extend(s.experts.map(|[count, used]| format!("experts        {used} of {count} for a token")));
+    lines.extend(s.window.map(|[width, layers]| {
+        format!("windows        the last {width} keys in {layers} of {} layers", s.layers)
+    }));
     lines.extend(hybrid(spec));
     lines.extend([
         format!(

@@ -35,7 +35,7 @@ pub struct Choice {
 pub struct Completion {
     /// The choices, in order.
     pub choices: Vec<Choice>,
-    /// The logits that follow the prompt, or its hidden state, as requested.
+    /// The logits that follow the prompt, or its hidden state or the mean of them, as requested.
     pub logits: Option<Vec<f32>>,
     /// Log-probabilities of the prompt's tokens, from the second on, if requested.
     pub scored: Vec<TokenLogprobs>,

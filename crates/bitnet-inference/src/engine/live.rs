@@ -23,6 +23,8 @@ pub(crate) struct Live {
     pub batcher: Option<Arc<Batcher>>,
     /// The logits or the hidden state, if requested instead of tokens.
     pub logits: Option<Vec<f32>>,
+    /// The sum of the hidden states whose mean is requested, and their number.
+    pooled: (Vec<f64>, usize),
     /// Number of choices that have not ended.
     pub open: usize,
     /// Time of the last token of each choice.
@@ -53,6 +55,7 @@ impl Live {
             at: Instant::now(),
             batcher: None,
             logits: None,
+            pooled: (Vec::new(), 0),
             open: choices,
             last: vec![None; choices],
             queued,
@@ -64,6 +67,22 @@ impl Live {
     /// Whether it is read token by token, and wants the next one only when its reader does.
     pub fn is_text(&self) -> bool {
         self.batcher.is_some() && self.request.config.max_new_tokens > self.request.generated + 1
+    }
+
+    /// Adds the hidden state of a token of the prompt to the mean, unless it is already there because the prompt is being
+    /// recomputed.
+    pub fn pool(&mut self, position: usize, state: &[f32]) {
+        let (sum, count) = &mut self.pooled;
+        if *count != position {
+            return;
+        }
+        sum.resize(state.len(), 0.0);
+        sum.iter_mut().zip(state).for_each(|(sum, &value)| *sum += f64::from(value));
+        *count += 1;
+        if *count == self.request.prompt.len() {
+            let tokens = *count as f64;
+            self.logits = Some(sum.iter().map(|sum| (sum / tokens) as f32).collect());
+        }
     }
 
     /// Records a token of a choice, and returns the time of the one before.

@@ -218,6 +218,11 @@ impl Readers {
                 live.logits = Some(logits);
             }
         }
+        for (request, position, state) in stepper.pooled.drain(..) {
+            if let Some(live) = self.live.get_mut(&request) {
+                live.pool(position, &state);
+            }
+        }
         for (request, position, logprobs) in stepper.scored.drain(..) {
             if let Some(live) = self.live.get(&request) {
                 live.mailbox.score(position, logprobs);

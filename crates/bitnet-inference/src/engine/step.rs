@@ -116,6 +116,7 @@ impl<'m> StepLoop<'m> {
     /// Replaces the scheduler by a new one on an empty cache, because its bookkeeping is not trusted any more.
     pub(super) fn restart(&mut self) {
         self.stepper.wanted_logits.clear();
+        self.stepper.pooled.clear();
         self.stepper.scored.clear();
         self.scheduler = self.scheduler.restarted();
         self.plan = Plan::default();

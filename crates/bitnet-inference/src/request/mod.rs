@@ -14,6 +14,8 @@ pub use config::{GenerationConfig, InvalidConfig};
 pub use constraint::{Constraint, ConstraintError, TokenSet};
 pub use error::{GenerationError, InvalidRequest, RequestError, SampleError, SubmitError};
 
+use bitnet_model::Pooling;
+
 use crate::thought::ThoughtRule;
 
 /// How urgent a request is, and how long it can be passed over before it counts as most urgent.
@@ -67,6 +69,9 @@ pub enum Output {
     Logits,
     /// Only the hidden state of the prompt's last token: what the output head reads. Nothing is generated.
     Hidden,
+    /// Only the mean of the hidden states of all tokens of the prompt, which are added in f64 in their order. Nothing is
+    /// generated. The whole prompt is computed, even if it is in the prefix cache.
+    MeanHidden,
     /// The log-probability of every token of the prompt except the first, then new tokens. The whole prompt is
     /// computed, even if it is in the prefix cache. With `max_new_tokens` 0 nothing is generated.
     Scored,
@@ -108,6 +113,12 @@ impl Request {
         Request { output: Output::Hidden, ..Request::new(prompt, config) }
     }
 
+    /// A request for the hidden state from which a model makes the embedding of a text, which `pooling` says.
+    pub fn pooled(prompt: impl Into<Vec<u32>>, pooling: Pooling) -> Self {
+        let output = if pooling == Pooling::Mean { Output::MeanHidden } else { Output::Hidden };
+        Request { output, ..Request::hidden(prompt) }
+    }
+
     /// Checks the request against a model, without regard to load. `text` says whether the text of tokens is known.
     pub fn validate(&self, vocab: usize, context: usize, text: bool) -> Result<(), InvalidRequest> {
         self.config.validate(vocab)?;
@@ -144,6 +155,6 @@ fn check_thought(rule: &ThoughtRule, vocab: usize, text: bool) -> Result<(), Inv
 impl Output {
     /// Whether tokens are drawn.
     pub(crate) fn draws(self) -> bool {
-        !matches!(self, Output::Logits | Output::Hidden)
+        !matches!(self, Output::Logits | Output::Hidden | Output::MeanHidden)
     }
 }

@@ -13,7 +13,7 @@ const VOCAB_LIMIT: usize = 1 << 24;
 pub(crate) fn once_it_may_end(request: &Request, seed: u64, choice: u32) -> Wanted {
     let Request { config, output, constraint, .. } = request;
     match output {
-        Output::Hidden => Wanted::Hidden,
+        Output::Hidden | Output::MeanHidden => Wanted::Hidden,
         Output::Tokens if constraint.is_none() && !config.changes_logits() && config.logprobs.is_none() => {
             Wanted::Token(SamplingParams {
                 temperature: config.temperature,

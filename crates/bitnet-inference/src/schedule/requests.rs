@@ -17,7 +17,12 @@ impl Scheduler {
         let deadline =
             request.timeout.map(|t| now.saturating_add(t.as_micros().try_into().unwrap_or(u64::MAX)));
         self.due = self.due.min(deadline.unwrap_or(u64::MAX));
-        let scored = request.output == Output::Scored;
+        // The first token of a prompt has no log-probability.
+        let to_score = match request.output {
+            Output::Scored => request.prompt.len() - 1,
+            Output::MeanHidden => request.prompt.len(),
+            _ => 0,
+        };
         let thought = self.thought(&request);
         for choice in 0..request.config.n as u32 {
             let given = request.prompt.len() - request.generated;
@@ -45,7 +50,7 @@ impl Scheduler {
                 drafted: 0,
                 computed: 0,
                 scored: 0,
-                to_score: if scored && choice == 0 { request.prompt.len() - 1 } else { 0 },
+                to_score: if choice == 0 { to_score } else { 0 },
                 end,
                 end_is_context: end < wanted,
                 rank: self.next_rank,

@@ -44,9 +44,10 @@ pub struct Sequence {
     pub(crate) computed: usize,
     /// Number of drafts at the end of `tokens`.
     pub(crate) drafted: usize,
-    /// Number of prompt tokens, without the first, whose log-probabilities have been computed.
+    /// Number of prompt tokens, without the first, whose log-probabilities have been computed, or of those whose hidden
+    /// states have been.
     pub(crate) scored: usize,
-    /// How many prompt log-probabilities to compute; only a request's first choice computes them.
+    /// How many prompt log-probabilities or hidden states to compute; only a request's first choice computes them.
     pub(crate) to_score: usize,
     /// Block table: token `p` is in block `table[p / BLOCK_TOKENS]`.
     pub table: Vec<u32>,
@@ -160,7 +161,7 @@ impl Sequence {
         self.text().len() - self.computed
     }
 
-    /// Whether log-probabilities of its prompt are still to be computed.
+    /// Whether log-probabilities or hidden states of its prompt are still to be computed: every token then has a row.
     pub(crate) fn scores(&self) -> bool {
         self.scored < self.to_score
     }

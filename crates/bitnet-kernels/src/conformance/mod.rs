@@ -5,6 +5,7 @@
 //! is compared with the reference that rounds where it does ([`Reference::bf16`]); attention and logits, which its
 //! matrix units add in their own order, may differ within a bound.
 
+mod experts;
 mod recurrent;
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
@@ -19,7 +20,7 @@ use crate::{
 /// with a scale, or of each part of a stack; `group` is the number of columns that share a scale, 64 or 128 (in every second
 /// part of a stack 128), or `None` if whole rows do; `column` is the first output column; `norms` is the number of norms before
 /// or after the operation. `add` adds the result, times a factor, to the output. `start` is the position of the first token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the enum describes its fields")]
 pub enum Case {
     /// [`Backend::bit_linear`] into columns `column..`.
@@ -98,16 +99,50 @@ pub enum Case {
         rotary: usize,
         more: usize,
     },
+    /// [`Case::Attention`] of tokens that attend to the last `window` keys.
+    Window {
+        window: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        runs: &'static [(usize, usize)],
+        odd: bool,
+    },
+    /// [`Backend::mix_experts`] of ordinary and extreme rows; `used` of `count` experts of width `ffn`, of which two have
+    /// the same row in the router, of type `dtype`.
+    Experts {
+        n: usize,
+        hidden: usize,
+        ffn: usize,
+        count: usize,
+        used: usize,
+        group: usize,
+        gate: Gate,
+        dtype: DType,
+    },
+    /// [`Backend::norm_add`].
+    NormAdd { n: usize, width: usize },
 }
 
 impl Case {
     /// Whether the case depends on the type of the cache.
     pub fn caches(&self) -> bool {
-        matches!(self, Case::Qkv { .. } | Case::Attention { .. } | Case::PartialRope { .. })
+        matches!(
+            self,
+            Case::Qkv { .. } | Case::Attention { .. } | Case::PartialRope { .. } | Case::Window { .. }
+        )
     }
 }
 
-/// All cases: truncated real shapes, every tail, full and partial tiles, and values that overflow or are NaN.
+/// The cases of a backend that has every operation: [`cases`], and those of operations that are on the CPU only.
+pub fn cpu_cases() -> Vec<Case> {
+    let mut cases = cases();
+    experts::add_cases(&mut cases);
+    cases
+}
+
+/// All cases of operations that every backend has: truncated real shapes, every tail, full and partial tiles, and values
+/// that overflow or are NaN.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes: &[(usize, &'static [usize])] = &[
@@ -191,7 +226,7 @@ fn head_cases(cases: &mut Vec<Case>) {
             cases.push(Case::Head { n, width, vocab, dtype });
         }
     }
-    for dtype in [DType::Q8_0, DType::Q6K, DType::Q4K] {
+    for dtype in [DType::Q8_0, DType::Q6K, DType::Q5K, DType::Q4K, DType::Q4_0, DType::Q5_1] {
         cases.push(Case::Head { n: 5, width: 512, vocab: 43, dtype });
     }
     for (n, width, vocab, dtype) in [
@@ -422,7 +457,7 @@ impl Values {
                 for b in bytes.chunks_exact_mut(block) {
                     for at in match dtype {
                         DType::Q6K => &[209][..],
-                        DType::Q4K => &[1, 3][..],
+                        DType::Q4K | DType::Q5K | DType::Q5_1 => &[1, 3][..],
                         _ => &[1][..],
                     } {
                         b[*at] &= 0b1011_1111;
@@ -499,13 +534,14 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
         Case::TernaryHead { n, width, vocab, group } => ternary_head(b, v, [n, width, vocab], group),
         Case::Factors { n, width, rows } => factors(b, v, [n, width, rows]),
         Case::Attention { heads, kv_heads, head_dim, runs, odd } => {
-            attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, odd)
+            attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, (None, odd))
         }
         Case::Top { n, width, vocab, dtype, all } => top(b, v, [n, width, vocab], dtype, all),
         Case::Head { n, width, vocab, dtype } => {
             let table = b.table(&v.table(vocab, width, dtype))?;
             head(b, v, &table, [n, width, vocab], 1.0)
         }
+        Case::Window { .. } | Case::Experts { .. } | Case::NormAdd { .. } => experts::outputs(b, v, case),
         _ => recurrent::outputs(b, v, case),
     }
 }
@@ -790,7 +826,7 @@ fn attention<B: Inspect>(
     heads: usize,
     shape: KvShape,
     sequences: &[(usize, usize)],
-    odd: bool,
+    (window, odd): (Option<usize>, bool),
 ) -> Result<Results, KernelError> {
     let (kv_heads, dim) = (shape.kv_heads, shape.head_dim);
     let width = (heads + 2 * kv_heads) * dim;
@@ -834,6 +870,6 @@ fn attention<B: Inspect>(
     let step = Step::new(&step, &blocks);
     b.norm_rope_store(step, heads, &rope, None, &mut qkv, &mut kv)?;
     let mut out = b.rows(step_rows, heads * dim, RowsKind::Intermediate)?;
-    b.attention(step, &qkv, &kv, &mut out)?;
+    b.attention(step.within(window), &qkv, &kv, &mut out)?;
     Ok(vec![floats("query", b.read(&qkv, step_rows)?), floats("attention", b.read(&out, step_rows)?)])
 }

@@ -135,6 +135,11 @@ impl Cpu {
         if self.recurrent.mixed_len > 0 { self.recurrent.reserve(tokens) } else { Ok(()) }
     }
 
+    /// Makes room for the input of dense tables in steps of `tokens` tokens.
+    pub(super) fn reserve_dense(&mut self, tokens: usize) -> Result<(), KernelError> {
+        self.recurrent.reserve(tokens)
+    }
+
     /// Takes note of a dense table, whose input may have to be normalised.
     pub(super) fn fit_dense(&mut self, cols: usize) {
         self.recurrent.normed_len = self.recurrent.normed_len.max(cols.next_multiple_of(16));

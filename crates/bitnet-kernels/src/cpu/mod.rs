@@ -3,6 +3,7 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod delta;
+mod experts;
 mod generic;
 mod head;
 mod isa;
@@ -22,11 +23,12 @@ use std::{
 use bitnet_tensor::BitNetTensor;
 
 use crate::{
-    Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadNorms, Inspect, KernelError,
-    KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step, StepSize, TableWeights, Wanted,
-    Weights, scales::Scales,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate, Grouping,
+    HeadNorms, Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step,
+    StepSize, TableWeights, Wanted, Weights, scales::Scales,
 };
 use delta::RecurrentScratch;
+use experts::{ExpertScratch, Experts};
 use generic::{
     attention::{self, Attention},
     cache::Kv,
@@ -35,7 +37,8 @@ use generic::{
     grouped::Grouped,
     rotate::Rotation,
     rows::{
-        Gain, GateNormQuantize, NormQuantize, NormRopeStore, NormRows, QuantOut, ScalesOut, quantize_scratch,
+        Gain, GateNormQuantize, NormAdd, NormQuantize, NormRopeStore, NormRows, QuantOut, ScalesOut,
+        quantize_scratch,
     },
     ternary::{BitLinear, Output},
 };
@@ -113,6 +116,7 @@ pub struct Cpu {
     /// Quantised input rows of a ternary output head.
     head_input: Option<Int8Rows>,
     recurrent: RecurrentScratch,
+    experts: ExpertScratch,
     bit_linear_calls: u64,
     head: HeadCounts,
 }
@@ -139,6 +143,7 @@ impl Cpu {
             shortlist: ShortlistBuffers::default(),
             head_input: None,
             recurrent: RecurrentScratch::default(),
+            experts: ExpertScratch::default(),
             bit_linear_calls: 0,
             head: HeadCounts::default(),
         })
@@ -322,6 +327,7 @@ impl Backend for Cpu {
     type Delta = Delta;
     type State = State;
     type Rotation = Rotation;
+    type Experts = Experts;
 
     const READS_PANELS: bool = true;
 
@@ -499,7 +505,7 @@ impl Backend for Cpu {
 
     fn attention(
         &mut self,
-        Step { runs, blocks, .. }: Step<'_>,
+        Step { runs, blocks, window, .. }: Step<'_>,
         qkv: &Rows,
         kv: &Kv,
         out: &mut Rows,
@@ -510,6 +516,7 @@ impl Backend for Cpu {
         let parts = heads + 2 * shape.kv_heads;
         assert!(parts * shape.head_dim <= qkv.width, "the rows must hold queries, keys and values");
         let a = Attention {
+            window,
             runs,
             blocks,
             qkv: &qkv.values,
@@ -523,7 +530,10 @@ impl Backend for Cpu {
         let items: usize = runs.iter().map(|r| r.tokens.len() * shape.kv_heads).sum();
         let reads: usize = runs
             .iter()
-            .map(|r| r.tokens.len() * (r.start + r.tokens.len()) * shape.kv_heads * shape.head_dim)
+            .map(|r| {
+                let keys = (r.start + r.tokens.len()).min(window.unwrap_or(usize::MAX));
+                r.tokens.len() * keys * shape.kv_heads * shape.head_dim
+            })
             .sum();
         self.parallel((reads / ROW_UNIT).min(items), attention::scratch(&shape), &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every (token, key-value head) belongs to one part; all indices
@@ -589,6 +599,32 @@ impl Backend for Cpu {
         self.dense_columns(n, x, norm, w, out, column)
     }
 
+    fn experts(&mut self, shape: ExpertShape, weights: ExpertWeights<'_>) -> Result<Experts, KernelError> {
+        self.make_experts(shape, weights)
+    }
+
+    fn mix_experts(
+        &mut self,
+        n: usize,
+        norm: &Norm<Gain>,
+        w: &Experts,
+        x: &mut Rows,
+    ) -> Result<(), KernelError> {
+        self.add_experts(n, norm, w, x)
+    }
+
+    fn norm_add(&mut self, n: usize, x: &Rows, norm: &Norm<Gain>, out: &mut Rows) -> Result<(), KernelError> {
+        assert!(n <= x.rows && n <= out.rows && x.width == out.width, "the rows must fit their buffers");
+        assert_widths([Some(norm), None], x.width);
+        let (stride, width) = (x.stride, x.width);
+        let a = NormAdd { x: &x.values, stride, width, norm, out: out.values.shared() };
+        let kernel = self.isa.kernels().floats.norm_add;
+        self.parallel((n * width / ROW_UNIT).min(n), stride, &|part, parts, scratch| {
+            // SAFETY: `isa` proves the instruction set; every row belongs to one part; scratch holds a row.
+            unsafe { kernel(&a, share(n, parts, part), scratch) }
+        })
+    }
+
     fn norm_rows(
         &mut self,
         rows: &[usize],
@@ -620,6 +656,7 @@ impl Backend for Cpu {
     fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
         self.shortlist.reserve(size.logit_rows);
         self.reserve_delta(size.tokens)?;
+        self.reserve_experts(size.tokens)?;
         match &self.head_input {
             Some(input) => self.reserve_head_input(size.logit_rows, input.width),
             None => Ok(()),
@@ -664,4 +701,4 @@ impl Inspect for Cpu {
     }
 }
 
-opaque_debug!(Cpu, Delta, Gain, Kv, Panels, Int8Rows, Rope, Rotation, Rows, HeadCopy, State, Table,);
+opaque_debug!(Cpu, Delta, Experts, Gain, Kv, Panels, Int8Rows, Rope, Rotation, Rows, HeadCopy, State, Table,);

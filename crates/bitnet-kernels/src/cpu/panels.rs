@@ -150,6 +150,29 @@ impl Panels {
         if merges { Err(KernelError::NotMerged) } else { Ok(()) }
     }
 
+    /// The matrices of as many experts, whose rows follow each other. They share the memory of the whole if their rows
+    /// fill panels.
+    pub(crate) fn split(
+        self,
+        experts: usize,
+        pool: &mut Pool,
+        memory: &mut Arena,
+    ) -> Result<Vec<Panels>, KernelError> {
+        let PanelScales::Groups(group) = self.scales else { panic!("experts have scales for groups") };
+        let rows = self.rows / experts;
+        if !rows.is_multiple_of(PANEL_ROWS) {
+            let one = |expert| Panels::pack(&self.unpack(expert * rows..(expert + 1) * rows)?, pool, memory);
+            return (0..experts).map(one).collect();
+        }
+        let bytes = rows / PANEL_ROWS * panel_bytes(self.cols, Some(group));
+        let of = |expert: usize| {
+            let data =
+                self.data.slice(expert * bytes..(expert + 1) * bytes).expect("every expert has panels");
+            Panels { rows, cols: self.cols, data, scales: PanelScales::Groups(group) }
+        };
+        Ok((0..experts).map(of).collect())
+    }
+
     /// The bytes that a file holds for this matrix, in pieces.
     pub fn stored(&self) -> impl Iterator<Item = Cow<'_, [u8]>> {
         let scales: Cow<'_, [u8]> = match &self.scales {

@@ -129,7 +129,7 @@ mod tests {
     use super::Arrays;
     use crate::{
         Cpu, Isa,
-        conformance::{cases, check},
+        conformance::{check, cpu_cases},
         cpu::{generic::kernel_set, isa::Level},
     };
 
@@ -153,7 +153,7 @@ mod tests {
             let isa = Isa::of_arrays(level);
             let mut cpu = Cpu::new(isa, 2).unwrap();
             let failures: Vec<_> =
-                cases().into_iter().filter_map(|case| check(&mut cpu, case).err()).collect();
+                cpu_cases().into_iter().filter_map(|case| check(&mut cpu, case).err()).collect();
             assert!(failures.is_empty(), "{isa:?}: {failures:#?}");
         }
     }

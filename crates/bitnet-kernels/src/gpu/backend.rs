@@ -1,6 +1,8 @@
 //! [`Backend`] for the GPU: passes each operation on to the method of [`Gpu`] that launches it, and adds the
 //! multiplications that a GPU fuses with their neighbours.
 
+use std::convert::Infallible;
+
 use super::{
     Delta, Driver, Gain, Gpu, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, tilings::Tiling,
 };
@@ -32,6 +34,9 @@ impl<D: Driver> Backend for Gpu<D> {
     type Delta = Delta;
     type State = State;
     type Rotation = Rotation;
+    type Experts = Infallible;
+
+    const EVERY_FAMILY: bool = false;
 
     by_methods! {
         fn rows(rows: usize, width: usize, kind: RowsKind) -> Rows;

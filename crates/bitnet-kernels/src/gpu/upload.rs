@@ -91,7 +91,7 @@ impl Uploads {
 
 impl<D: Driver> Gpu<D> {
     /// Takes a step as the one that later calls of [`Gpu::upload_once`] describe.
-    pub(super) fn describe(&mut self, Step { runs, blocks, number }: Step<'_>) {
+    pub(super) fn describe(&mut self, Step { runs, blocks, number, .. }: Step<'_>) {
         let known = &mut self.step;
         if known.step != number {
             known.step = number;

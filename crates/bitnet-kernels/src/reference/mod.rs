@@ -1,17 +1,19 @@
 //! The reference: every operation as plain loops over vectors, in the order that [`crate::order`] defines.
 
+mod experts;
 mod recurrent;
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryScales, TernaryTensor, quant};
 use half::{bf16, f16};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Gate, Grouping, HeadNorms, Inspect,
-    KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Step, TableWeights, Wanted,
-    Weights,
-    order::{SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
+    BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate,
+    Grouping, HeadNorms, Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
+    Step, TableWeights, Wanted, Weights,
+    order::{GELU, SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
     scales::Scales,
 };
+pub use experts::Experts;
 pub use recurrent::{Delta, Rotation, State};
 
 /// The scalar backend that all others are compared with. It makes no attempt to be fast.
@@ -186,6 +188,17 @@ fn gated(gate: Gate, g: f32, u: f32) -> f32 {
             r * r * u
         }
         Gate::Silu => g / (1.0 + exp(-g)) * u,
+        Gate::ClampedSilu { limit } => {
+            // These comparisons pass a NaN through, as the vector instructions do.
+            let g = if limit < g { limit } else { g };
+            let u = if limit < u { limit } else { u };
+            let u = if -limit > u { -limit } else { u };
+            g / (1.0 + exp(-g)) * u
+        }
+        Gate::Gelu => {
+            let z = g * fused(g * g, GELU[1], GELU[0]);
+            g / (1.0 + exp(-z)) * u
+        }
     }
 }
 
@@ -247,6 +260,7 @@ impl Backend for Reference {
     type Delta = Delta;
     type State = State;
     type Rotation = Rotation;
+    type Experts = Experts;
 
     fn info(&self) -> BackendInfo {
         BackendInfo { device: "reference".into(), isa: "scalar", threads: 1, kv: self.kv.name() }
@@ -406,7 +420,7 @@ impl Backend for Reference {
 
     fn attention(
         &mut self,
-        Step { runs, blocks, .. }: Step<'_>,
+        Step { runs, blocks, window, .. }: Step<'_>,
         qkv: &Rows,
         kv: &Kv,
         out: &mut Rows,
@@ -422,12 +436,13 @@ impl Backend for Reference {
             };
             for (i, t) in run.tokens.clone().enumerate() {
                 let keys = run.start + i + 1;
+                let from = keys - window.unwrap_or(keys).min(keys);
                 for h in 0..heads {
                     let kv_head = h / (heads / kv_heads);
                     let q = &qkv.row(t)[h * dim..][..dim];
                     let mut state: Option<(f32, f32, Vec<f32>)> = None;
-                    for first in (0..keys).step_by(length) {
-                        let segment = first..keys.min(first + length);
+                    for first in (from / length * length..keys).step_by(length) {
+                        let segment = first.max(from)..keys.min(first + length);
                         let scores: Vec<f32> = segment
                             .clone()
                             .map(|key| {
@@ -439,8 +454,8 @@ impl Backend for Reference {
                         let weights: Vec<f32> = scores.iter().map(|&s| exp(s - max)).collect();
                         let mut partial = [0.0f32; 16];
                         let mut values = vec![0.0f32; dim];
-                        for (j, (key, &p)) in segment.zip(&weights).enumerate() {
-                            partial[j % 16] += p;
+                        for (key, &p) in segment.zip(&weights) {
+                            partial[(key - first) % 16] += p;
                             let v = &kv.values[at(key, kv_head)..][..dim];
                             for (o, &v) in values.iter_mut().zip(v) {
                                 *o = fused(self.between(p), v, *o);
@@ -577,6 +592,38 @@ impl Backend for Reference {
                 table.decode_row(r, &mut weights);
                 out.values[t * out.width + column + r] = self.kept(out, dot(&weights, &x));
             }
+        }
+        Ok(())
+    }
+
+    fn experts(&mut self, shape: ExpertShape, weights: ExpertWeights<'_>) -> Result<Experts, KernelError> {
+        Experts::new(shape, weights)
+    }
+
+    fn mix_experts(
+        &mut self,
+        n: usize,
+        norm: &Norm<Vec<f32>>,
+        w: &Experts,
+        x: &mut Rows,
+    ) -> Result<(), KernelError> {
+        for t in 0..n {
+            w.add_to(norm, x.row_mut(t));
+        }
+        Ok(())
+    }
+
+    fn norm_add(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        norm: &Norm<Vec<f32>>,
+        out: &mut Rows,
+    ) -> Result<(), KernelError> {
+        for t in 0..n {
+            let mut y = x.row(t).to_vec();
+            rms_norm(&mut y, norm);
+            out.row_mut(t).iter_mut().zip(y).for_each(|(o, y)| *o += y);
         }
         Ok(())
     }

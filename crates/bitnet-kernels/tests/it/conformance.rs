@@ -2,7 +2,7 @@
 
 use bitnet_kernels::{
     Backend, Cpu, Grouping, Inspect, Isa, KvType, Norm, RowOrder, RowsKind,
-    conformance::{cases, check},
+    conformance::{check, cpu_cases},
 };
 use bitnet_tensor::TernaryTensor;
 use half::f16;
@@ -14,7 +14,7 @@ fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
         // Other cache types run with one number of threads: stored values do not depend on it.
         let others = KvType::ALL[1..].iter().map(|&kv| (2, kv));
         for (threads, kv) in [1, 2, 3].map(|threads| (threads, KvType::F32)).into_iter().chain(others) {
-            let mut cases = cases();
+            let mut cases = cpu_cases();
             cases.retain(|case| kv == KvType::F32 || case.caches());
             let mut cpu = Cpu::new(isa, threads).unwrap().keeping(kv);
             let failures: Vec<String> =

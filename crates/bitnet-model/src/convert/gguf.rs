@@ -18,7 +18,13 @@ use crate::{
     names::{self, PanelMatrix, Part},
     net::weights::read_stacked,
     packing,
-    spec::{Activation, Hybrid, ModelSpec, Multipliers, RopeScaling, hadamard, hybrid::attending, rope},
+    spec::{
+        Activation, Experts, Hybrid, ModelSpec, Multipliers, RopeScaling,
+        experts::{CLAMP, PATTERN},
+        hadamard,
+        hybrid::attending,
+        rope,
+    },
 };
 
 /// Data begins at a multiple of this many bytes: as other tools expect, or whole cache lines for kernels that read the
@@ -104,6 +110,7 @@ fn grouped_architecture(spec: &ModelSpec, target: Target) -> Result<&'static str
         return Err(refuse(target, "the model", problem, "convert to q2_0 or pq2_0"));
     }
     match (spec.head_norms, spec.multipliers == Multipliers::NONE) {
+        (true, true) if spec.experts.is_some() => Ok("maple"),
         (true, true) if spec.hybrid.is_some() => Ok("qwen35"),
         (true, true) => Ok("qwen3"),
         (false, _) if spec.hybrid.is_none() => Ok("minicpm"),
@@ -130,7 +137,7 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
             "convert to i2_s, tq1_0 or tq2_0, or convert to packed",
         ));
     }
-    if spec.linear_norms.is_some() && (!spec.embeds || target == Target::Panels) {
+    if spec.linear_norms.is_some() && (spec.embeds.is_none() || target == Target::Panels) {
         let problem = match target {
             Target::Panels => "panels hold no models with a norm before every projection",
             _ => "no GGUF architecture has a norm before every projection, except that of embedding models",
@@ -140,8 +147,13 @@ fn architecture(spec: &ModelSpec, target: Target) -> Result<&'static str, ModelE
     let architecture = match (spec.activation, spec.sub_norms) {
         (Activation::SquaredRelu, true) => "bitnet-b1.58",
         (Activation::Silu, true) => "bitnet",
-        (Activation::Silu, false) if spec.embeds => "qwen3",
+        (Activation::Silu, false) if spec.embeds.is_some() => "qwen3",
+        (Activation::Gelu, false) if spec.post_norms => "gemma3",
         (Activation::Silu, false) => "llama",
+        (Activation::ClampedSilu { .. } | Activation::Gelu, _) => {
+            let problem = "no GGUF architecture has this gate without experts or norms before the residual";
+            return Err(refuse(target, "the model", problem, cure));
+        }
         (Activation::SquaredRelu, false) => {
             let problem = "no GGUF architecture has squared ReLU without inner norms";
             return Err(refuse(target, "the model", problem, cure));
@@ -417,7 +429,7 @@ fn model_metadata(spec: &ModelSpec) -> Result<Vec<(&'static str, MetadataValue)>
         ("attention.layer_norm_rms_epsilon", F32(spec.rms_eps)),
         ("attention.key_length", U32(spec.head_dim as u32)),
         ("attention.value_length", U32(spec.head_dim as u32)),
-        ("rope.freq_base", F32(spec.rope.theta)),
+        ("rope.freq_base", F32(full_theta(spec).unwrap_or(spec.rope.theta))),
         ("rope.dimension_count", U32(spec.rotary_width() as u32)),
     ];
     if let Some(sections) = spec.rope.sections {
@@ -426,16 +438,42 @@ fn model_metadata(spec: &ModelSpec) -> Result<Vec<(&'static str, MetadataValue)>
         all.push(("rope.dimension_sections", array(GGUFValueType::I32, pairs.into_iter())?));
     }
     all.extend(hybrid_metadata(spec)?);
-    if spec.multipliers != Multipliers::NONE {
+    all.extend(expert_metadata(spec)?);
+    // Gemma's follows from the width.
+    if spec.multipliers != Multipliers::NONE && !spec.post_norms {
         all.push(("embedding_scale", F32(spec.multipliers.embedding)));
         all.push(("residual_scale", F32(spec.multipliers.residual)));
         all.push(("logit_scale", F32(spec.multipliers.logit_divisor)));
     }
-    if spec.embeds {
-        // The last token's.
-        all.push(("pooling_type", U32(3)));
-    }
+    all.extend(spec.embeds.map(|pooling| ("pooling_type", U32(pooling.gguf_type()))));
     all.extend(rope_scaling(spec));
+    Ok(all)
+}
+
+/// Base of the rotary frequencies of layers that do not slide, if others do and have another.
+fn full_theta(spec: &ModelSpec) -> Option<f32> {
+    spec.windows.as_ref()?.full_theta
+}
+
+/// The numbers of experts, and which layers slide.
+fn expert_metadata(spec: &ModelSpec) -> Result<Vec<(&'static str, MetadataValue)>, ModelError> {
+    use MetadataValue::{Bool, F32, U32};
+    let mut all = Vec::new();
+    if let Some(Experts { count, used }) = spec.experts {
+        all.push(("expert_count", U32(count as u32)));
+        all.push(("expert_used_count", U32(used as u32)));
+        all.push(("expert_feed_forward_length", U32(spec.ffn as u32)));
+    }
+    if let Activation::ClampedSilu { limit } = spec.activation {
+        let limits = (0..spec.layers).map(|_| F32(limit));
+        all.push((CLAMP, array(GGUFValueType::F32, limits)?));
+    }
+    if let Some(windows) = &spec.windows {
+        all.push(("attention.sliding_window", U32(u32::try_from(windows.width).unwrap_or(u32::MAX))));
+        let slides = windows.slides.iter().map(|&slides| Bool(slides));
+        all.push((PATTERN, array(GGUFValueType::Bool, slides)?));
+        all.extend(windows.full_theta.map(|_| ("rope.freq_base_swa", F32(spec.rope.theta))));
+    }
     Ok(all)
 }
 

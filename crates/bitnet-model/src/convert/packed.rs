@@ -32,6 +32,10 @@ pub(super) fn write(
         let problem = "it holds one scale a tensor, but this model has one for every group of weights";
         return Err(refuse(Target::Packed, "the model", problem, "convert to q2_0 or pq2_0"));
     }
+    if checkpoint.spec.post_norms {
+        let problem = "no folder in this form holds norms before the residual";
+        return Err(refuse(Target::Packed, "the model", problem, "convert to i2_s"));
+    }
     let float = common_type(checkpoint)?;
     let header = header(checkpoint, float)?;
     let folder = OutputFile::create_folder(destination).map_err(ModelError::io("create", destination))?;
@@ -172,7 +176,7 @@ fn header(checkpoint: &Checkpoint, float: Float) -> Result<String, ModelError> {
 fn config(checkpoint: &Checkpoint, floats: Float) -> Value {
     let (spec, defaults) = (&checkpoint.spec, &checkpoint.defaults);
     let (model_type, class) = match spec.sub_norms {
-        _ if spec.embeds => ("qwen3", "Qwen3Model"),
+        _ if spec.embeds.is_some() => ("qwen3", "Qwen3Model"),
         true => ("bitnet", "BitNetForCausalLM"),
         false => ("llama", "LlamaForCausalLM"),
     };
@@ -226,7 +230,8 @@ fn config(checkpoint: &Checkpoint, floats: Float) -> Value {
         "rope_scaling": rope_scaling,
         "hidden_act": match spec.activation {
             Activation::SquaredRelu => "relu2",
-            Activation::Silu => "silu",
+            Activation::Silu | Activation::ClampedSilu { .. } => "silu",
+            Activation::Gelu => "gelu_pytorch_tanh",
         },
         "attention_bias": false,
         "tie_word_embeddings": spec.tied_head,

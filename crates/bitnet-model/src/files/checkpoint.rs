@@ -16,8 +16,8 @@ use crate::{
         gguf_spec, map, read_small, refuse_lfs_pointer, safetensors, split,
     },
     spec::{
-        Config, ModelSpec,
-        fields::{MAX_JSON, json},
+        Config, ModelSpec, Pooling,
+        fields::{Fields, MAX_JSON, json},
     },
     tokenizer::{self, SpecialTokens, Tokenizer},
 };
@@ -59,6 +59,8 @@ pub struct ModelFiles {
     pub chat_template: Option<SharedBytes>,
     /// `additional_chat_templates/tool_use.jinja`: the template for conversations with tools.
     pub tools_template: Option<SharedBytes>,
+    /// `1_Pooling/config.json`: how a model that embeds texts pools hidden states.
+    pub pooling: Option<SharedBytes>,
     /// `hadamard.json`, in MLX's form of a model with rotated weights.
     pub hadamard: Option<SharedBytes>,
 }
@@ -86,6 +88,7 @@ impl Checkpoint {
                 generation_config: need("generation_config.json", MAX_JSON)?,
                 chat_template: need("chat_template.jinja", MAX_JSON)?,
                 tools_template: need(TOOLS_TEMPLATE, MAX_JSON)?,
+                pooling: need(POOLING, MAX_JSON)?,
                 hadamard: need("hadamard.json", MAX_JSON)?,
             };
             let unconverted = files.tokenizer.is_none() && path.join("tokenizer.model").exists();
@@ -169,6 +172,9 @@ impl Checkpoint {
         weights: impl FnOnce() -> Result<Vec<safetensors::Stored>, ModelError>,
     ) -> Result<Checkpoint, ModelError> {
         let mut config = Config::parse(&files.config, files.hadamard.as_deref())?;
+        if let (Some(pooling), Some(bytes)) = (&mut config.spec.embeds, &files.pooling) {
+            *pooling = Pooling::of_json(&Fields { file: POOLING, prefix: "", json: &json(POOLING, bytes)? })?;
+        }
         let texts = tokenizer::config::read(files.tokenizer_config.as_deref())?;
         let tokenizer =
             files.tokenizer.as_deref().map(|bytes| Tokenizer::from_folder(bytes, &texts)).transpose()?;
@@ -241,6 +247,7 @@ fn scale_warning(source: &FileSource, cure: &str) -> Option<String> {
     ))
 }
 
+const POOLING: &str = "1_Pooling/config.json";
 const TOOLS_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
 /// Turns an error of the template into a warning: a bad template must not keep a model from completing text. A lack of

@@ -19,6 +19,7 @@ impl Checkpoint {
             generation_config: part(include_bytes!("../../demo/generation_config.json")),
             chat_template: part(include_bytes!("../../demo/chat_template.jinja")),
             tools_template: None,
+            pooling: None,
             hadamard: None,
         };
         let weights = SharedBytes::new(include_bytes!("../../demo/model.safetensors"));

@@ -54,11 +54,20 @@ enum Encoding {
     Tq2_0,
     /// Blocks of a ggml type, each with its own scale.
     Blocks(GgmlType),
-    /// MLX's 2 bits, with the contents of the scales and biases tensors.
+    /// MLX's 2 bits, with the scales and biases of groups.
     Mlx {
-        scales: SharedBytes,
-        biases: SharedBytes,
+        scales: BitNetTensor,
+        biases: BitNetTensor,
     },
+    /// MLX's 2 bits, with a scale for every row.
+    MlxRows(BitNetTensor),
+    /// MLX's 4 bits, with the scales and biases of groups; decoded to floats.
+    Mlx4 {
+        scales: BitNetTensor,
+        biases: BitNetTensor,
+    },
+    /// As [`Encoding::Unpacked`], with the bytes of each expert's matrix.
+    Experts(DType, Vec<SharedBytes>),
     /// Floats that are ternary with a scale for every group; codes and scales are recovered from them.
     Unpacked(DType),
     /// Rows of a matrix of panels.
@@ -105,7 +114,8 @@ impl TensorSource for FileSource {
 
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (entry, part) = self.find(name)?;
-        let [rows, cols] = entry.shape[..] else { return Err(self.not_a(entry, "ternary matrix")) };
+        let [outer @ .., cols] = &entry.shape[..] else { return Err(self.not_a(entry, "ternary matrix")) };
+        let (rows, cols) = (outer.iter().product(), *cols);
         let stored = entry.stored_name.as_str();
         let stored_rows = part.reorder.stored_rows(rows);
         let fail = |problem: String| ModelError::tensor(&self.file, stored, problem, part.encoding.cure());
@@ -120,7 +130,7 @@ impl TensorSource for FileSource {
                 .map_err(damaged)
         };
         let tensor = match &part.encoding {
-            Encoding::Dense(_) => return Err(self.not_a(entry, "ternary matrix")),
+            Encoding::Dense(_) | Encoding::Mlx4 { .. } => return Err(self.not_a(entry, "ternary matrix")),
             Encoding::Panels => return self.panels.as_ref().ok_or_else(|| self.missing(name))?.ternary(name),
             Encoding::Master(dtype) => ternarize::masters(&floats(*dtype)?).map_err(damaged)?,
             Encoding::Exact(dtype) => {
@@ -136,12 +146,29 @@ impl TensorSource for FileSource {
             Encoding::Tq2_0 => with_scale(packing::tq2_0::unpack(bytes, rows, cols).map_err(fail)?)?,
             Encoding::Blocks(kind) => with_groups(packing::grouped::unpack(*kind, bytes, cols))?,
             Encoding::Mlx { scales, biases } => {
-                with_groups(packing::grouped::mlx(bytes, scales, biases).map_err(fail)?)?
+                with_groups(packing::grouped::mlx(bytes, &scales.to_f32(), &biases.to_f32()).map_err(fail)?)?
+            }
+            Encoding::MlxRows(scales) => {
+                with_groups(packing::grouped::mlx_rows(bytes, &scales.to_f32(), cols).map_err(fail)?)?
             }
             Encoding::Unpacked(dtype) => {
                 let (parts, off_grid) = ternarize::recover(&floats(*dtype)?).map_err(fail)?;
                 self.off_grid.lock().unwrap_or_else(PoisonError::into_inner).insert(stored.into(), off_grid);
                 with_groups(parts)?
+            }
+            Encoding::Experts(dtype, pieces) => {
+                let rows = rows / pieces.len();
+                let (mut experts, mut all) = (Vec::with_capacity(pieces.len()), 0);
+                for (expert, bytes) in pieces.iter().enumerate() {
+                    let floats = BitNetTensor::new(*dtype, [rows, cols], bytes.clone()).map_err(damaged)?;
+                    let (parts, off_grid) = ternarize::recover(&floats)
+                        .map_err(|problem| fail(format!("expert {expert}: {problem}")))?;
+                    all += off_grid;
+                    let one = TernaryTensor::from_groups(rows, cols, parts.group, parts.codes, parts.scales);
+                    experts.push(one.map_err(damaged)?);
+                }
+                self.off_grid.lock().unwrap_or_else(PoisonError::into_inner).insert(stored.into(), all);
+                TernaryTensor::stack(&experts).map_err(damaged)?
             }
         };
         if let Some((width, order)) = part.reorder.columns() {
@@ -172,8 +199,15 @@ impl TensorSource for FileSource {
 
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError> {
         let (entry, part) = self.find(name)?;
-        let Encoding::Dense(dtype) = part.encoding else { return Err(self.not_a(entry, "float tensor")) };
         let damaged = |e| ModelError::data(&self.file, &entry.stored_name)(e);
+        let dtype = match &part.encoding {
+            Encoding::Dense(dtype) => *dtype,
+            Encoding::Mlx4 { scales, biases } => {
+                let cols = entry.shape.last().copied().unwrap_or(1);
+                return packing::mlx4::decode(&part.bytes, scales, biases, cols).map_err(damaged);
+            }
+            _ => return Err(self.not_a(entry, "float tensor")),
+        };
         let mut bytes = part.bytes.clone();
         if part.reorder != Reorder::None {
             let row = bytes.len() / entry.shape[0];
@@ -201,7 +235,11 @@ impl Encoding {
     /// The cure for a matrix that cannot be read.
     fn cure(&self) -> &'static str {
         match self {
-            Encoding::Blocks(_) | Encoding::Mlx { .. } | Encoding::Unpacked(_) => GROUPED_CURE,
+            Encoding::Blocks(_)
+            | Encoding::Mlx { .. }
+            | Encoding::MlxRows(_)
+            | Encoding::Experts(..)
+            | Encoding::Unpacked(_) => GROUPED_CURE,
             _ => "convert the original model to I2_S or packed safetensors",
         }
     }
@@ -256,7 +294,7 @@ impl FileSource {
         stored: HashMap<String, Stored>,
     ) -> Result<(FileSource, NotLoaded), ModelError> {
         let mut stored = match &config.spec {
-            spec if spec.embeds => renamed(stored, names::of_embedding_model)?,
+            spec if spec.embeds.is_some() => renamed(stored, names::of_embedding_model)?,
             spec if spec.hybrid.is_some() => renamed(stored, names::unwrapped)?,
             _ => stored,
         };
@@ -270,9 +308,26 @@ impl FileSource {
             let part = names::Part::of(&wanted.name);
             let reorder =
                 part.map_or(Reorder::None, |part| Reorder::of(part, spec, Convention::Grouped, &wanted.name));
+            // Norms of Gemma are stored so too, except those before projections.
+            let plus_one = plus_one || spec.post_norms && !names::is_linear_norm(&wanted.name);
             let adjust = adjust(&wanted, plus_one);
-            let name =
-                if config.onebitllm { names::onebitllm(&wanted.name) } else { names::stored(&wanted.name) };
+            let name = if config.onebitllm {
+                names::onebitllm(&wanted.name)
+            } else {
+                names::stored(&wanted.name, spec)
+            };
+            let name = match part.filter(|part| part.is_of_experts()) {
+                Some(_) => {
+                    let (one, together) = names::of_experts(&wanted.name);
+                    if !stored.contains_key(&together) {
+                        let part = experts(&wanted, one, &mut stored, &source.file)?;
+                        source.push(wanted, part.0, part.1, part.2);
+                        continue;
+                    }
+                    together
+                }
+                None => name,
+            };
             let last = !part.is_some_and(|part| part == names::Part::Query && part.shares_rows(spec));
             let Some(tensor) = take(&mut stored, &name, last) else {
                 return Err(ModelError::MissingTensor { file: source.file, tensor: name });
@@ -288,8 +343,12 @@ impl FileSource {
                     (Encoding::Packed(scale), "packed u8".into())
                 }
                 (TensorKind::Grouped, Some(DType::U32)) => {
-                    check_signs(&tensor, &name, shape[1], spec, &mut stored, last)?;
+                    let cols = shape.last().copied().unwrap_or(1);
+                    check_signs(&tensor, &name, cols, spec, &mut stored, last)?;
                     (mlx(&tensor, &name, &shape, &mut stored, last)?, "mlx 2-bit".into())
+                }
+                (TensorKind::Dense, Some(DType::U32)) => {
+                    (mlx4(&tensor, &name, &shape, &mut stored)?, "mlx 4-bit".into())
                 }
                 (kind, _) => {
                     let convolution = name.ends_with(CONVOLUTION) && tensor.shape.len() == 3;
@@ -522,10 +581,12 @@ fn find_grouped_matrices(spec: &mut ModelSpec, stored: &HashMap<String, Stored>)
     if !spec.grouped.projections {
         return Ok(());
     }
+    let known = spec.clone();
     let grouped = |name: &str| -> Result<bool, ModelError> {
-        let Some(tensor) = stored.get(name) else { return Ok(false) };
+        let Some(tensor) = stored.get(&names::stored(name, &known)) else { return Ok(false) };
         if tensor.dtype == Some(DType::U32) {
-            return Ok(true);
+            // Tables of 4 bits are decoded to floats.
+            return Ok(known.experts.is_none());
         }
         let (Ok(dtype), [rows, cols]) = (plain_floats(tensor), &tensor.shape[..]) else { return Ok(false) };
         let floats = BitNetTensor::new(dtype, [*rows, *cols], tensor.bytes.clone())
@@ -550,30 +611,103 @@ fn mlx(
     stored: &mut HashMap<String, Stored>,
     last: bool,
 ) -> Result<Encoding, ModelError> {
-    let (rows, cols) = (shape[0], shape[1]);
+    let (outer, cols) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
+    let of = |width: usize| [outer, &[width]].concat();
     let base = name.strip_suffix(".weight").unwrap_or(name);
-    check_shape(&tensor.file, &tensor.name, &[rows, cols.div_ceil(16)], &tensor.shape)?;
+    check_shape(&tensor.file, &tensor.name, &of(cols.div_ceil(16)), &tensor.shape)?;
+    if let Some(alpha) = take(stored, &format!("{base}.row_alpha"), last) {
+        check_shape(&alpha.file, &alpha.name, outer, &alpha.shape)?;
+        return Ok(Encoding::MlxRows(companion_floats(&alpha)?));
+    }
     let mut companion = |what: &str| {
         let name = format!("{base}.{what}");
         let companion = take(stored, &name, last)
             .ok_or(ModelError::MissingTensor { file: tensor.file.clone(), tensor: name.clone() })?;
         let fail = |problem| Err(ModelError::tensor(&tensor.file, &name, problem, GROUPED_CURE));
-        if companion.dtype != Some(DType::F16) {
-            return fail(format!("type {} is not f16", companion.dtype_name));
-        }
-        let groups =
-            packing::grouped::GROUPS.into_iter().find(|group| companion.shape == [rows, cols / group]);
+        let groups = packing::grouped::GROUPS.into_iter().find(|group| companion.shape == of(cols / group));
         match groups.filter(|group| cols.is_multiple_of(*group)) {
-            Some(_) => Ok(companion),
+            Some(_) => Ok((companion_floats(&companion)?, companion.name, companion.shape)),
             None => fail(format!(
-                "shape {:?} is not one value for every 128 or 64 of {rows} x {cols} weights",
+                "shape {:?} is not one value for every 128 or 64 weights of rows of {cols}",
                 companion.shape
             )),
         }
     };
+    let ((scales, _, groups), (biases, name, others)) = (companion("scales")?, companion("biases")?);
+    check_shape(&tensor.file, &name, &groups, &others)?;
+    Ok(Encoding::Mlx { scales, biases })
+}
+
+/// The scales or biases of an MLX matrix.
+fn companion_floats(companion: &Stored) -> Result<BitNetTensor, ModelError> {
+    let fail = |problem| ModelError::tensor(&companion.file, &companion.name, problem, GROUPED_CURE);
+    let dtype = companion.dtype.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16));
+    let dtype = dtype.ok_or_else(|| fail(format!("type {} is not f16 or bf16", companion.dtype_name)))?;
+    BitNetTensor::new(dtype, companion.shape.clone(), companion.bytes.clone())
+        .map_err(ModelError::data(&companion.file, &companion.name))
+}
+
+/// MLX's 4 bits for an embedding or an output head: eight codes in 32 bits, with scales and biases of groups of 64 in
+/// separate tensors.
+fn mlx4(
+    tensor: &Stored,
+    name: &str,
+    shape: &[usize],
+    stored: &mut HashMap<String, Stored>,
+) -> Result<Encoding, ModelError> {
+    let (rows, cols) = (shape[0], shape[1]);
+    let base = name.strip_suffix(".weight").unwrap_or(name);
+    let cure = "use the model's GGUF file";
+    if !cols.is_multiple_of(packing::mlx4::GROUP) {
+        let problem = format!("rows of {cols} weights are not whole groups of {}", packing::mlx4::GROUP);
+        return Err(ModelError::tensor(&tensor.file, &tensor.name, problem, cure));
+    }
+    check_shape(&tensor.file, &tensor.name, &[rows, cols / 8], &tensor.shape)?;
+    let mut companion = |what: &str| {
+        let name = format!("{base}.{what}");
+        let companion = stored
+            .remove(&name)
+            .ok_or(ModelError::MissingTensor { file: tensor.file.clone(), tensor: name.clone() })?;
+        check_shape(&companion.file, &name, &[rows, cols / packing::mlx4::GROUP], &companion.shape)?;
+        companion_floats(&companion)
+    };
     let (scales, biases) = (companion("scales")?, companion("biases")?);
-    check_shape(&tensor.file, &biases.name, &scales.shape, &biases.shape)?;
-    Ok(Encoding::Mlx { scales: scales.bytes, biases: biases.bytes })
+    Ok(Encoding::Mlx4 { scales, biases })
+}
+
+/// A matrix for each expert, stored one by one: the name and the type of the first, and all of them.
+fn experts(
+    wanted: &Expected,
+    name: impl Fn(usize) -> String,
+    stored: &mut HashMap<String, Stored>,
+    file: &str,
+) -> Result<(String, String, Part), ModelError> {
+    let mut first: Option<(String, DType)> = None;
+    let mut pieces = Vec::with_capacity(wanted.shape[0]);
+    for expert in 0..wanted.shape[0] {
+        let name = name(expert);
+        let missing = || ModelError::MissingTensor { file: file.into(), tensor: name.clone() };
+        let tensor = stored.remove(&name).ok_or_else(missing)?;
+        check_shape(&tensor.file, &tensor.name, &wanted.shape[1..], &tensor.shape)?;
+        let dtype = plain_floats(&tensor)?;
+        let (_, usual) = first.get_or_insert_with(|| (tensor.name.clone(), dtype));
+        if *usual != dtype {
+            let problem = format!("it is {dtype}, but the first expert is {usual}");
+            return Err(ModelError::tensor(
+                &tensor.file,
+                &tensor.name,
+                problem,
+                "use files that belong together",
+            ));
+        }
+        pieces.push(tensor.bytes);
+    }
+    let (name, dtype) =
+        first.ok_or_else(|| ModelError::MissingTensor { file: file.into(), tensor: name(0) })?;
+    let encoding = Encoding::Experts(dtype, pieces);
+    let (reorder, adjust) = (Reorder::None, Adjust::None);
+    let part = Part { bytes: SharedBytes::default(), encoding, factor: 1.0, reorder, adjust };
+    Ok((name, format!("{dtype} unpacked"), part))
 }
 
 fn first_f32(bytes: &[u8]) -> f32 {

@@ -10,7 +10,8 @@ use crate::{
     files::{ggml_type::GgmlType, gguf::Gguf, rope_freqs},
     names,
     spec::{
-        Activation, Grouped, Hybrid, ModelSpec, Multipliers, Rope, RopeScaling,
+        Activation, Experts, Grouped, Hybrid, ModelSpec, Multipliers, Pooling, Rope, RopeScaling, Windows,
+        experts::{CLAMP, PATTERN},
         family::{Family, head_dim},
         fields::Fields,
         hadamard,
@@ -31,7 +32,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         return Err(ModelError::unsupported(file, "split.count", n, cure));
     }
     let (family, interleaved) = family(architecture).ok_or_else(|| {
-        let cure = "use bitnet-b1.58, bitnet-25, bitnet or llama, or ternary qwen3, qwen35 or minicpm";
+        let cure = "use bitnet-b1.58, bitnet-25, bitnet or llama, ternary qwen3, qwen35, minicpm or maple, or a BitNet embedding model (qwen3, gemma3)";
         ModelError::unsupported(file, "general.architecture", architecture, cure)
     })?;
     let prefix = format!("{architecture}.");
@@ -45,15 +46,22 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
     let recurrent = |layer: usize| hybrid.as_ref().is_some_and(|hybrid| !hybrid.attends[layer]);
     let heads = c.shared_size(HEADS, layers, recurrent)?.ok_or_else(|| c.missing(HEADS))?;
     let kv_heads = c.shared_size(KV_HEADS, layers, recurrent)?.unwrap_or(heads);
-    let ffn = c.shared_size(FFN, layers, |_| false)?.ok_or_else(|| c.missing(FFN))?;
-    let (head_dim, rotary) = keys.head_dim(hidden, heads, family.hybrid)?;
-    keys.refuse_experts_and_windows()?;
+    let ffn = if family.experts {
+        c.need_size("expert_feed_forward_length")?
+    } else {
+        c.shared_size(FFN, layers, |_| false)?.ok_or_else(|| c.missing(FFN))?
+    };
+    let (head_dim, rotary) = keys.head_dim(hidden, heads, family)?;
+    keys.refuse_experts_and_windows(family)?;
+    let experts = if family.experts { Some(Experts::of_gguf(c, layers)?) } else { None };
+    let windows = keys.windows(family, layers)?;
+    let full_theta = c.float("rope.freq_base")?.unwrap_or(if family.post_norms { 1e6 } else { 10_000.0 });
     let vocab = keys.vocab()?;
     let tied_head = ["output.weight", names::HEAD_PANELS].iter().all(|name| gguf.tensor(name).is_none());
     let embedding_groups = is_grouped(gguf, "token_embd.weight", names::EMBEDDING_PANELS);
     let head_groups =
         if tied_head { embedding_groups } else { is_grouped(gguf, "output.weight", names::HEAD_PANELS) };
-    let (linear_norms, embeds) = keys.embedding()?;
+    let (linear_norms, embeds) = keys.embedding(family)?;
     // A norm before every projection belongs to a model with one scale a matrix.
     let grouped = family.grouped && !linear_norms;
     let rms_eps = c.need_float("attention.layer_norm_rms_epsilon")?;
@@ -68,7 +76,11 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
         context: c.need_size("context_length")?,
         rms_eps,
         rope: Rope {
-            theta: c.float("rope.freq_base")?.unwrap_or(10_000.0),
+            theta: match (&windows, c.float("rope.freq_base_swa")?) {
+                (Some(_), Some(theta)) => theta,
+                (Some(_), None) if family.post_norms => 10_000.0,
+                _ => full_theta,
+            },
             scaling: RopeScaling::None,
             width: rotary,
             sections: if family.hybrid {
@@ -78,6 +90,12 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             },
         },
         linear_norms: linear_norms.then_some(rms_eps),
+        activation: match experts {
+            Some((_, limit)) => Activation::ClampedSilu { limit },
+            None => family.activation,
+        },
+        experts: experts.map(|(experts, _)| experts),
+        windows,
         hybrid,
         rotation: hadamard::of_gguf(gguf, family.hybrid)?,
         grouped: Grouped {
@@ -85,7 +103,13 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             embedding: grouped && embedding_groups,
             head: grouped && head_groups,
         },
-        multipliers: if family.multipliers { keys.multipliers()? } else { Multipliers::NONE },
+        multipliers: match family {
+            Family { multipliers: true, .. } => keys.multipliers()?,
+            Family { post_norms: true, .. } => {
+                Multipliers { embedding: (hidden as f32).sqrt(), ..Multipliers::NONE }
+            }
+            _ => Multipliers::NONE,
+        },
         tied_head,
         embeds,
         // End tokens are filled in once the tokenizer is read.
@@ -108,6 +132,8 @@ pub(crate) fn family(architecture: &str) -> Option<(Family, bool)> {
         "qwen3" => (Family::QWEN3, false),
         "qwen35" => (Family::QWEN35, false),
         "minicpm" => (Family::MINICPM, true),
+        "maple" => (Family::MAPLE, false),
+        "gemma3" => (Family::GEMMA, false),
         _ => return None,
     })
 }
@@ -120,7 +146,7 @@ struct Keys<'a> {
 }
 
 /// Lists in the metadata of an architecture that are read.
-const LISTS: [&str; 6] = [SECTIONS, RECURRENT, HEADS, KV_HEADS, FFN, WINDOW];
+const LISTS: [&str; 8] = [SECTIONS, RECURRENT, HEADS, KV_HEADS, FFN, WINDOW, PATTERN, CLAMP];
 const SECTIONS: &str = "rope.dimension_sections";
 const RECURRENT: &str = "attention.recurrent_layers";
 /// Sizes that some tools write for each layer.
@@ -135,13 +161,20 @@ impl Keys<'_> {
         &self,
         hidden: usize,
         heads: usize,
-        partial: bool,
+        family: Family,
     ) -> Result<(usize, Option<usize>), ModelError> {
         let fields = ["attention.key_length", HEADS];
         let head_dim = head_dim(&self.c, fields, hidden, heads)?;
-        let rotary = self.c.size("rope.dimension_count")?.filter(|&width| partial && width != head_dim);
+        // Where only sliding layers rotate, some tools write 0 for the others.
+        let sliding = if family.experts { self.c.size("rope.dimension_count_swa")? } else { None };
+        let rotary = match sliding {
+            Some(width) => Some(width),
+            None => self.c.size("rope.dimension_count")?,
+        };
+        let partial = family.hybrid || family.experts;
+        let rotary = rotary.filter(|&width| partial && width != head_dim);
         for name in ["attention.value_length", "rope.dimension_count"] {
-            if rotary.is_some() && name == "rope.dimension_count" {
+            if (rotary.is_some() || family.experts) && name == "rope.dimension_count" {
                 continue;
             }
             if let Some(dim) = self.c.size(name)?.filter(|&d| d != head_dim) {
@@ -201,21 +234,34 @@ impl Keys<'_> {
     }
 
     /// Whether every projection has a norm before it, as in BitNet embedding models, and whether the model embeds texts.
-    fn embedding(&self) -> Result<(bool, bool), ModelError> {
-        const LAST: usize = 3;
-        let norms = self.architecture == "qwen3" && self.gguf.tensor("blk.0.attn_q_norm_in.weight").is_some();
-        match self.c.size("pooling_type")? {
-            None | Some(0) => Ok((norms, norms)),
-            Some(LAST) => Ok((norms, true)),
-            Some(other) => {
-                let cure = "use a model that pools the last token, type 3";
-                Err(self.c.unsupported("pooling_type", other, cure))
-            }
-        }
+    fn embedding(&self, family: Family) -> Result<(bool, Option<Pooling>), ModelError> {
+        let stored = || self.gguf.tensor("blk.0.attn_q_norm_in.weight").is_some();
+        let norms = family.post_norms || self.architecture == "qwen3" && stored();
+        let pooling = Pooling::of_gguf(&self.c)?;
+        Ok((norms, pooling.or(norms.then_some(Pooling::Last))))
     }
 
-    fn refuse_experts_and_windows(&self) -> Result<(), ModelError> {
-        for name in ["expert_count", WINDOW] {
+    /// The windows of a family that has them. Every sixth layer of Gemma has full attention, unless the file says
+    /// otherwise.
+    fn windows(&self, family: Family, layers: usize) -> Result<Option<Windows>, ModelError> {
+        if family.post_norms {
+            let theta = self.c.float("rope.freq_base")?.unwrap_or(1e6);
+            return Windows::of_gguf(&self.c, layers, Some(6), Some(theta));
+        }
+        if !family.experts {
+            return Ok(None);
+        }
+        let windows = Windows::of_gguf(&self.c, layers, None, None)?;
+        windows.map(Some).ok_or_else(|| self.c.missing(WINDOW))
+    }
+
+    fn refuse_experts_and_windows(&self, family: Family) -> Result<(), ModelError> {
+        let refused: &[&str] = match family {
+            Family { experts: true, .. } => &[],
+            Family { post_norms: true, .. } => &["expert_count"],
+            _ => &["expert_count", WINDOW],
+        };
+        for &name in refused {
             if let Some(n) = self.c.shared_size(name, self.layers()?, |_| false)?.filter(|&n| n != 0) {
                 let cure = "use a dense model with full attention";
                 return Err(self.c.unsupported(name, n, cure));

@@ -113,7 +113,8 @@ impl Array {
             return self.bytes.iter().map(|&byte| byte != 0).collect();
         }
         let texts = self.strings().map(|texts| texts.collect());
-        texts.or_else(|| self.integers().map(|integers| integers.collect())).unwrap_or_else(nothing)
+        let numbers = texts.or_else(|| self.integers().map(|integers| integers.collect()));
+        numbers.or_else(|| self.floats().map(|floats| floats.collect())).unwrap_or_else(nothing)
     }
 
     /// The values of an array of 32-bit floats.

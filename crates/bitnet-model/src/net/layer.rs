@@ -2,7 +2,8 @@
 //! [`Layer::load`] reads it; `transformer.rs` runs it.
 
 use bitnet_kernels::{
-    Backend, DeltaWeights, Gate, KernelError, KvShape, Norm, Norms, Rotate, RowOrder, Step,
+    Backend, DeltaWeights, ExpertShape, ExpertWeights, Gate, KernelError, KvShape, Norm, Norms, Rotate,
+    RowOrder, Step,
 };
 
 use crate::{
@@ -11,18 +12,32 @@ use crate::{
     names::{self, Part, StackedProjections},
     net::{
         Limits,
-        weights::{read_dense_stack, read_linear, read_norm},
+        weights::{in_bf16_if_exact, read_dense_stack, read_linear, read_norm, read_ternary},
     },
-    spec::{Hybrid, ModelSpec},
+    spec::{Experts, Hybrid, ModelSpec},
 };
 
 /// The weights of one decoder layer, and the keys, values or states that sequences keep in it.
 pub(crate) struct Layer<B: Backend> {
     pub(crate) mixer: Mixer<B>,
+    pub(crate) ffn: FeedForward<B>,
+}
+
+/// The part of a layer in which every token is on its own.
+pub(crate) enum FeedForward<B: Backend> {
+    Dense(Dense<B>),
+    /// Experts, applied to the residual after this norm.
+    Experts(B::Experts, Norm<B::Gain>),
+}
+
+/// A feed-forward layer that every token passes.
+pub(crate) struct Dense<B: Backend> {
     /// Gate and up projections, applied to the normed residual.
     pub(crate) gate_up: Projection<B>,
     /// Projection from the gated activation back to the residual.
     pub(crate) down: Projection<B>,
+    /// Applied to the output before it is added, if the model has such norms.
+    pub(crate) post_norm: Option<Norm<B::Gain>>,
 }
 
 /// The token mixer: the part of a layer in which a token depends on the tokens before it.
@@ -44,6 +59,10 @@ pub(crate) struct Attention<B: Backend> {
     gate: Option<usize>,
     /// Projection from all query heads back to the residual.
     pub(crate) output: Projection<B>,
+    /// Applied to that before it is added, if the model has such norms.
+    pub(crate) post_norm: Option<Norm<B::Gain>>,
+    /// Number of keys that a token attends to; all if `None`.
+    pub(crate) window: Option<usize>,
     pub(crate) kv: B::Kv,
 }
 
@@ -104,12 +123,39 @@ impl<B: Backend> Layer<B> {
             Some(hybrid) if !spec.attends(from.index) => Mixer::Delta(Delta::load(backend, from, hybrid)?),
             _ => Mixer::Attention(Attention::load(backend, from)?),
         };
-        let norm = Some(from.norm(backend, Part::FfnNorm)?);
-        let gate_up = Projection::load(backend, from, norm, [names::GATE_UP], RowOrder::GateUp)?;
+        let norm = from.norm(backend, Part::FfnNorm)?;
+        let ffn = match spec.experts {
+            Some(experts) => FeedForward::Experts(load_experts(backend, from, experts)?, norm),
+            None => FeedForward::Dense(Dense::load(backend, from, norm)?),
+        };
+        Ok(Layer { mixer, ffn })
+    }
+}
+
+impl<B: Backend> Dense<B> {
+    fn load(backend: &mut B, from: &Origin<'_>, norm: Norm<B::Gain>) -> Result<Self, ModelError> {
+        let spec = from.spec;
+        let gate_up = Projection::load(backend, from, Some(norm), [names::GATE_UP], RowOrder::GateUp)?;
         let norm = spec.sub_norms.then(|| from.norm(backend, Part::FfnSubNorm)).transpose()?;
         let down = Projection::load(backend, from, norm, [names::DOWN], RowOrder::Plain)?;
-        Ok(Layer { mixer, gate_up, down })
+        let post_norm = spec.post_norms.then(|| from.norm(backend, Part::FfnPostNorm)).transpose()?;
+        Ok(Dense { gate_up, down, post_norm })
     }
+}
+
+/// Reads the router and the matrices of all experts of a layer.
+fn load_experts<B: Backend>(
+    backend: &mut B,
+    from: &Origin<'_>,
+    experts: Experts,
+) -> Result<B::Experts, ModelError> {
+    let (spec, tensors) = (from.spec, from.tensors);
+    let Experts { count, used } = experts;
+    let shape = ExpertShape { count, used, hidden: spec.hidden, ffn: spec.ffn, gate: spec.activation };
+    let router = in_bf16_if_exact(tensors.dense(&Part::Router.tensor(from.index))?);
+    let read = |part: Part| read_ternary::<B>(tensors, &[part.tensor(from.index)], spec.grouped.projections);
+    let (gate, up, down) = (read(Part::ExpertGate)?, read(Part::ExpertUp)?, read(Part::ExpertDown)?);
+    Ok(backend.experts(shape, ExpertWeights { router: &router, gate, up, down })?)
 }
 
 impl<B: Backend> Attention<B> {
@@ -120,7 +166,10 @@ impl<B: Backend> Attention<B> {
         } else {
             None
         };
-        let fused = !spec.output_gate && spec.rotary_width() == head_dim;
+        // Layers that do not slide may have no rope.
+        let slides = spec.window(from.index).is_some();
+        let rotates = slides || spec.windows.as_ref().is_none_or(|windows| windows.full_theta.is_some());
+        let fused = !spec.output_gate && rotates && spec.rotary_width() == head_dim;
         let order = if fused { RowOrder::Rope { head_dim } } else { RowOrder::Plain };
         let norm = Some(from.norm(backend, Part::InputNorm)?);
         let qkv = Projection::load(backend, from, norm, [names::qkv(spec)], order)?;
@@ -128,7 +177,9 @@ impl<B: Backend> Attention<B> {
         let output = Projection::load(backend, from, norm, [names::OUTPUT], RowOrder::Plain)?;
         let shape = KvShape { blocks: from.limits.kv_blocks, kv_heads: spec.kv_heads, head_dim };
         let gate = spec.output_gate.then(|| spec.q_width() + 2 * spec.kv_width());
-        Ok(Attention { qkv, fused, heads: spec.heads, head_norms, gate, output, kv: backend.kv(shape)? })
+        let post_norm = spec.post_norms.then(|| from.norm(backend, Part::AttentionPostNorm)).transpose()?;
+        let (heads, window, kv) = (spec.heads, spec.window(from.index), backend.kv(shape)?);
+        Ok(Attention { qkv, fused, heads, head_norms, gate, output, post_norm, window, kv })
     }
 
     /// `qkv = W x`; normalises and rotates the queries and keys, and stores the keys and values.
@@ -288,6 +339,36 @@ impl<B: Backend> Projection<B> {
             backend.bit_linear(tokens, quants, &matrix.weights, out, matrix.column, None)?;
         }
         Ok(())
+    }
+
+    /// `out += norm(W x)`, for a projection of one matrix; `projected` has room for `W x`.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
+    pub(crate) fn project_norm_add(
+        &self,
+        backend: &mut B,
+        tokens: usize,
+        input: &B::Rows,
+        quants: &mut B::Int8Rows,
+        norm: &Norm<B::Gain>,
+        projected: &mut B::Rows,
+        out: &mut B::Rows,
+    ) -> Result<(), KernelError> {
+        self.project(backend, tokens, input, quants, projected)?;
+        backend.norm_add(tokens, projected, norm, out)
+    }
+
+    /// `out += norm(W q)`, as [`Projection::add_quantized`].
+    pub(crate) fn norm_add_quantized(
+        &self,
+        backend: &mut B,
+        tokens: usize,
+        quants: &B::Int8Rows,
+        norm: &Norm<B::Gain>,
+        projected: &mut B::Rows,
+        out: &mut B::Rows,
+    ) -> Result<(), KernelError> {
+        backend.bit_linear(tokens, quants, &self.matrices[0].weights, projected, 0, None)?;
+        backend.norm_add(tokens, projected, norm, out)
     }
 
     /// `out += factor * W x`, for a projection of one matrix.

@@ -14,10 +14,10 @@ use crate::{
     names::{self, Expected},
     net::{
         Batch, ForwardError, Limits, Logits, Model, Run,
-        layer::{Layer, Mixer, Origin},
+        layer::{Dense, FeedForward, Layer, Mixer, Origin},
         weights::{SOURCE, packed, read_table},
     },
-    spec::{ModelSpec, rope},
+    spec::{ModelSpec, Windows, rope},
 };
 
 /// The forward pass of all families on any backend: a decoder with ternary projections, whose layers attend or keep a
@@ -32,6 +32,8 @@ pub struct Transformer<B: Backend> {
     layers: Vec<Layer<B>>,
     norm: Norm<B::Gain>,
     rope: B::Rope,
+    /// Rope of the layers with full attention, if others slide.
+    full_rope: Option<B::Rope>,
     buffers: Buffers<B>,
     slots: Slots,
 }
@@ -77,10 +79,12 @@ struct Buffers<B: Backend> {
     attended_quants: B::Int8Rows,
     /// Buffers of gated-delta layers, if the model has any.
     delta: Option<DeltaBuffers<B>>,
-    /// Gate and up projections, `[2 ffn]`.
+    /// Gate and up projections, `[2 ffn]`; no rows in a model with experts.
     gate_up: B::Rows,
-    /// Gated activation in int8, the input of the down projection, `[ffn]`.
+    /// Gated activation in int8, the input of the down projection, `[ffn]`; no rows in a model with experts.
     gated_quants: B::Int8Rows,
+    /// Outputs that pass a norm before they are added, `[hidden]`, if the model has such norms.
+    projected: Option<B::Rows>,
     /// Normed rows whose logits are needed, `[max_logit_rows][hidden]`.
     head_rows: B::Rows,
 }
@@ -115,6 +119,11 @@ impl<B: Backend> Transformer<B> {
             let cure = "this model has recurrent layers; load it with a state slot for every sequence";
             return Err(ModelError::unsupported(SOURCE, "the number of state slots", 0, cure));
         }
+        if let Some(what) = spec.cpu_only().filter(|_| !B::EVERY_FAMILY) {
+            let cure = "use --device cpu";
+            let device = format!("{}, which has no kernels for {what}", backend.info().device);
+            return Err(ModelError::unsupported(SOURCE, "the device", device, cure));
+        }
         if packed::<B>(tensors).is_some() {
             return Self::read(spec, tensors, backend, limits, progress);
         }
@@ -148,8 +157,9 @@ impl<B: Backend> Transformer<B> {
             progress(index + 1, spec.layers);
         }
         let context = spec.context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
-        let (cos, sin) = rope::tables(spec, context);
-        let rope = b.rope(&cos, &sin, spec.rotary_width())?;
+        let rope = read_rope(b, spec, Some(spec.rope.theta), context)?;
+        let full = |windows: &Windows| read_rope(b, spec, windows.full_theta, context);
+        let full_rope = spec.windows.as_ref().map(full).transpose()?;
         let buffers = Buffers::new(b, spec, limits)?;
         b.prepare(&StepSize {
             tokens: limits.max_tokens,
@@ -160,7 +170,19 @@ impl<B: Backend> Transformer<B> {
         })?;
         let spec = ModelSpec { context, ..spec.clone() };
         let slots = Slots { named: vec![0; limits.state_slots], step: 0 };
-        Ok(Transformer { backend, spec, limits, embedding, head, layers, norm, rope, buffers, slots })
+        Ok(Transformer {
+            backend,
+            spec,
+            limits,
+            embedding,
+            head,
+            layers,
+            norm,
+            rope,
+            full_rope,
+            buffers,
+            slots,
+        })
     }
 
     /// The backend, to read its counters.
@@ -231,18 +253,26 @@ impl<B: Backend> Model for Transformer<B> {
             match &mut layer.mixer {
                 Mixer::Attention(attention) => {
                     let (qkv, attended) = (&mut buffers.qkv, &mut buffers.attended);
-                    attention.project_rope_store(backend, step, residual, input, &self.rope, qkv)?;
-                    backend.attention(step, qkv, &attention.kv, attended)?;
+                    let full = self.full_rope.as_ref().filter(|_| attention.window.is_none());
+                    let rope = full.unwrap_or(&self.rope);
+                    attention.project_rope_store(backend, step, residual, input, rope, qkv)?;
+                    backend.attention(step.within(attention.window), qkv, &attention.kv, attended)?;
                     attention.gate(backend, tokens, qkv, attended)?;
-                    let quants = &mut buffers.attended_quants;
-                    attention.output.project_add(
-                        backend,
-                        tokens,
-                        attended,
-                        quants,
-                        factors.residual,
-                        residual,
-                    )?;
+                    let (output, quants) = (&attention.output, &mut buffers.attended_quants);
+                    match (&attention.post_norm, &mut buffers.projected) {
+                        (Some(norm), Some(rows)) => {
+                            output
+                                .project_norm_add(backend, tokens, attended, quants, norm, rows, residual)?;
+                        }
+                        _ => output.project_add(
+                            backend,
+                            tokens,
+                            attended,
+                            quants,
+                            factors.residual,
+                            residual,
+                        )?,
+                    }
                 }
                 Mixer::Delta(delta) => {
                     let own =
@@ -254,11 +284,24 @@ impl<B: Backend> Model for Transformer<B> {
                     delta.output.project_add(backend, tokens, output, quants, factors.residual, residual)?;
                 }
             }
-            let (gate_up, gated) = (&mut buffers.gate_up, &mut buffers.gated_quants);
-            let Layer { gate_up: projection, down, .. } = layer;
-            let gate = spec.activation;
-            projection.project_gate_quantize(backend, tokens, residual, input, gate, down, gate_up, gated)?;
-            down.add_quantized(backend, tokens, gated, factors.residual, residual)?;
+            match &layer.ffn {
+                FeedForward::Experts(experts, norm) => {
+                    backend.mix_experts(tokens, norm, experts, residual)?
+                }
+                FeedForward::Dense(Dense { gate_up: projection, down, post_norm }) => {
+                    let (gate_up, gated) = (&mut buffers.gate_up, &mut buffers.gated_quants);
+                    let gate = spec.activation;
+                    projection.project_gate_quantize(
+                        backend, tokens, residual, input, gate, down, gate_up, gated,
+                    )?;
+                    match (post_norm, &mut buffers.projected) {
+                        (Some(norm), Some(rows)) => {
+                            down.norm_add_quantized(backend, tokens, gated, norm, rows, residual)?;
+                        }
+                        _ => down.add_quantized(backend, tokens, gated, factors.residual, residual)?,
+                    }
+                }
+            }
         }
 
         let head = self.head.as_ref().unwrap_or(&self.embedding);
@@ -309,6 +352,7 @@ impl<B: Backend> Buffers<B> {
         let n = limits.max_tokens;
         let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
         let gates = if spec.output_gate { spec.q_width() } else { 0 };
+        let dense = if spec.experts.is_some() { 0 } else { n };
         let delta = spec.delta().map(|delta| {
             let (columns, values) = (delta.columns(), delta.value_width());
             Ok::<_, KernelError>(DeltaBuffers {
@@ -324,11 +368,30 @@ impl<B: Backend> Buffers<B> {
             qkv: b.rows(n, spec.q_width() + 2 * spec.kv_width() + gates, RowsKind::Intermediate)?,
             attended: b.rows(n, spec.q_width(), RowsKind::Intermediate)?,
             attended_quants: b.int8_rows(n, spec.q_width(), grouping)?,
-            gate_up: b.rows(n, 2 * spec.ffn, RowsKind::Intermediate)?,
-            gated_quants: b.int8_rows(n, spec.ffn, grouping)?,
+            gate_up: b.rows(dense, 2 * spec.ffn, RowsKind::Intermediate)?,
+            gated_quants: b.int8_rows(dense, spec.ffn, grouping)?,
+            projected: if spec.post_norms {
+                Some(b.rows(n, spec.hidden, RowsKind::Intermediate)?)
+            } else {
+                None
+            },
             head_rows: b.rows(limits.max_logit_rows, spec.hidden, RowsKind::Intermediate)?,
         })
     }
+}
+
+/// The rotary tables of layers with this base; without one, nothing is rotated.
+fn read_rope<B: Backend>(
+    b: &mut B,
+    spec: &ModelSpec,
+    theta: Option<f32>,
+    context: usize,
+) -> Result<B::Rope, KernelError> {
+    let Some(theta) = theta else { return b.rope(&[], &[], 0) };
+    let mut spec = spec.clone();
+    spec.rope.theta = theta;
+    let (cos, sin) = rope::tables(&spec, context);
+    b.rope(&cos, &sin, spec.rotary_width())
 }
 
 /// Checks that a source has every tensor of the model in the right shape.

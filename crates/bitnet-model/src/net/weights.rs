@@ -2,7 +2,7 @@
 //! Files that already have the backend's layout are used in place.
 
 use bitnet_kernels::{Backend, Norm, Rotate, RowOrder, Weights};
-use bitnet_tensor::{BitNetTensor, SharedBytes, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
 use crate::{
     ModelError,
@@ -49,7 +49,7 @@ pub(crate) fn read_linear<B: Backend>(
 }
 
 /// Reads ternary matrices that share an input, stacked into one: as they are stored, if that is `B`'s own layout.
-fn read_ternary<B: Backend>(
+pub(crate) fn read_ternary<B: Backend>(
     tensors: &dyn TensorSource,
     names: &[String],
     grouped: bool,
@@ -66,6 +66,17 @@ fn read_ternary<B: Backend>(
         return Err(ModelError::tensor(SOURCE, &names.join(" + "), problem, cure));
     }
     Ok(weights)
+}
+
+/// The same matrix in bf16, if that holds every value: half the bytes of a router of floats that were bf16 before they were
+/// converted.
+pub(crate) fn in_bf16_if_exact(table: BitNetTensor) -> BitNetTensor {
+    let (words, _) = table.bytes().as_chunks::<4>();
+    if table.dtype() != DType::F32 || words.iter().any(|word| word[..2] != [0; 2]) {
+        return table;
+    }
+    let bytes: Vec<u8> = words.iter().flat_map(|word| [word[2], word[3]]).collect();
+    BitNetTensor::new(DType::BF16, [table.rows(), table.cols()], SharedBytes::new(bytes)).unwrap_or(table)
 }
 
 /// Reads the gain of a norm.

@@ -112,20 +112,17 @@ fn share_with_zeros(mut parts: Parts, cols: usize) -> Parts {
     parts
 }
 
-/// Codes and scales of MLX's layout; `scales` and `biases` are f16, one for each group.
-pub(crate) fn mlx(bytes: &[u8], scales: &[u8], biases: &[u8]) -> Result<Parts, String> {
-    let f16s = |bytes: &[u8]| -> Vec<f16> {
-        bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect()
-    };
-    let scales = f16s(scales);
-    for (i, (scale, bias)) in scales.iter().zip(f16s(biases)).enumerate() {
-        if -scale.to_f32() != bias.to_f32() {
+/// Codes and scales of MLX's layout; `scales` and `biases` have one for each group.
+pub(crate) fn mlx(bytes: &[u8], scales: &[f32], biases: &[f32]) -> Result<Parts, String> {
+    for (i, (scale, bias)) in scales.iter().zip(biases).enumerate() {
+        if -scale != *bias {
             return Err(format!(
                 "group {i} has scale {scale} and bias {bias}, so its weights are not -s, 0, s or 2 s"
             ));
         }
     }
     let group = 4 * bytes.len() / scales.len().max(1);
+    let scales = exact_f16s(scales)?;
     let mut codes = bytes.to_vec();
     for (codes, scale) in codes.chunks_exact_mut((group / 4).max(1)).zip(&scales) {
         if *scale == f16::ZERO {
@@ -133,6 +130,33 @@ pub(crate) fn mlx(bytes: &[u8], scales: &[u8], biases: &[u8]) -> Result<Parts, S
         }
     }
     Ok(Parts { group, codes, scales })
+}
+
+/// Codes and scales of MLX's layout with a scale for every row.
+pub(crate) fn mlx_rows(bytes: &[u8], scales: &[f32], cols: usize) -> Result<Parts, String> {
+    let scales = exact_f16s(scales)?;
+    let mut codes = bytes.to_vec();
+    for (codes, scale) in codes.chunks_exact_mut(cols.div_ceil(4).max(1)).zip(&scales) {
+        if *scale == f16::ZERO {
+            codes.fill(ZEROS);
+        }
+    }
+    let group = TernaryTensor::WIDE;
+    let of_row = |scale| std::iter::repeat_n(scale, TernaryTensor::groups(cols, group));
+    Ok(Parts { group, codes, scales: scales.into_iter().flat_map(of_row).collect() })
+}
+
+/// The scales as f16, which must hold each of them.
+fn exact_f16s(scales: &[f32]) -> Result<Vec<f16>, String> {
+    let exact = |(i, &scale): (usize, &f32)| {
+        let stored = f16::from_f32(scale);
+        if stored.to_f32() == scale {
+            Ok(stored)
+        } else {
+            Err(format!("scale {i} is {scale}, which is no f16"))
+        }
+    };
+    scales.iter().enumerate().map(exact).collect()
 }
 
 pub(crate) fn pack_q2_0(tensor: &TernaryTensor) -> Result<Vec<u8>, String> {
@@ -228,11 +252,11 @@ mod tests {
 
     #[test]
     fn mlx_with_a_bias_that_is_not_minus_its_scale_is_refused() {
-        let scale = f16::from_f32(0.5).to_le_bytes();
-        let told = mlx(&[0; 32], &scale, &f16::from_f32(-0.25).to_le_bytes()).unwrap_err();
+        let told = mlx(&[0; 32], &[0.5], &[-0.25]).unwrap_err();
         assert!(told.contains("scale 0.5 and bias -0.25"), "{told}");
-        let parts = mlx(&[0x42; 32], &scale, &f16::from_f32(-0.5).to_le_bytes()).unwrap();
+        let parts = mlx(&[0x42; 32], &[0.5], &[-0.5]).unwrap();
         assert_eq!((parts.group, parts.scales), (128, vec![f16::from_f32(0.5)]));
+        assert!(mlx(&[0; 32], &[1e-9], &[-1e-9]).unwrap_err().contains("no f16"));
     }
 
     proptest! {

@@ -3,6 +3,7 @@
 
 pub(crate) mod grouped;
 pub(crate) mod i2_s;
+pub(crate) mod mlx4;
 pub(crate) mod packed;
 pub(crate) mod tq1_0;
 pub(crate) mod tq2_0;

@@ -10,7 +10,8 @@ use crate::{
     ModelError,
     names::{self, Part},
     spec::{
-        Activation, Hybrid, ModelSpec, Multipliers, Rope, RopeScaling, Rotation,
+        Activation, Experts, Hybrid, ModelSpec, Multipliers, Pooling, Rope, RopeScaling, Rotation, Windows,
+        experts::SLIDING,
         family::{Family, head_dim},
         fields::{Fields, json},
         hadamard,
@@ -46,8 +47,13 @@ struct Named {
 
 impl Named {
     fn read(c: &Fields<'_>) -> Result<Named, ModelError> {
-        let model_type = c.text("model_type")?.ok_or_else(|| c.missing("model_type"))?;
         let class = c.get("architectures").and_then(|a| a.get(0)?.as_str()).unwrap_or_default();
+        let model_type = match c.text("model_type")? {
+            Some(kind) => kind,
+            // The published file names only its class.
+            None if class == "MapleForCausalLM" => "maple",
+            None => return Err(c.missing("model_type")),
+        };
         let of = |architecture, family| Named { family, architecture, onebitllm: false, embeds: false };
         Ok(match model_type {
             "bitnet" | "llama" | "bitnet_158" if class == "BitnetForCausalLM" => {
@@ -61,8 +67,10 @@ impl Named {
             "qwen3" => of("qwen3", Family::QWEN3),
             "minicpm" => of("minicpm", Family::MINICPM),
             "qwen3_5" | "qwen3_5_text" | PRISM => of("qwen35", Family::QWEN35),
+            "maple" => of("maple", Family::MAPLE),
+            "gemma3_text" => Named { embeds: true, ..of("gemma3", Family::GEMMA) },
             other => {
-                let cure = "use bitnet, llama with BitLinear, or ternary qwen3, qwen3_5 or minicpm";
+                let cure = "use bitnet, llama with BitLinear, ternary qwen3, qwen3_5, minicpm or maple, or a BitNet embedding model";
                 return Err(c.unsupported("model_type", other, cure));
             }
         })
@@ -103,7 +111,11 @@ impl Config {
         let heads = need("num_attention_heads", shared("num_attention_heads")?)?;
         let mut spec = ModelSpec {
             hidden,
-            ffn: need("intermediate_size", shared("intermediate_size")?)?,
+            ffn: if family.experts {
+                c.need_size("moe_intermediate_size")?
+            } else {
+                need("intermediate_size", shared("intermediate_size")?)?
+            },
             layers,
             heads,
             kv_heads: shared("num_key_value_heads")?.unwrap_or(heads),
@@ -112,23 +124,38 @@ impl Config {
             context: c.need_size("max_position_embeddings")?,
             rms_eps,
             rope: Rope { theta: 0.0, scaling: RopeScaling::None, width: None, sections: None },
-            activation: activation(&c, bitnet)?,
+            activation: activation(&c, family, bitnet)?,
             linear_norms,
+            experts: if family.experts { Some(Experts::of_config(&c)?) } else { None },
+            windows: windows(&c, family, layers)?,
             hybrid: if family.hybrid { Some(hybrid(&c, layers)?) } else { None },
             rotation,
-            multipliers: if family.multipliers {
-                multipliers(&c, hidden, layers)?
-            } else {
-                Multipliers::NONE
+            multipliers: match family {
+                Family { multipliers: true, .. } => multipliers(&c, hidden, layers)?,
+                Family { post_norms: true, .. } => {
+                    Multipliers { embedding: (hidden as f32).sqrt(), ..Multipliers::NONE }
+                }
+                _ => Multipliers::NONE,
             },
             tied_head: tied_head(&c, &whole, family)? || embeds,
-            embeds,
+            // A folder may say otherwise in a file of its own.
+            embeds: embeds.then_some(Pooling::Last),
             // Group scales of embedding and head are set when the source sees how they are stored, and end tokens once
             // the tokenizer is read.
             ..family.spec(architecture)
         };
-        let theta = if bitnet { 500_000.0 } else { 10_000.0 };
-        spec.rope = read_rope(&c, theta, &mut spec.context)?;
+        let theta = match family {
+            _ if bitnet => 500_000.0,
+            Family { post_norms: true, .. } => GEMMA_THETA,
+            _ => 10_000.0,
+        };
+        spec.rope = match (&spec.windows, family.post_norms) {
+            (Some(_), true) => sliding_rope(&c)?,
+            _ => read_rope(&c, theta, &mut spec.context)?,
+        };
+        if family.post_norms {
+            check_gemma(&c, &spec)?;
+        }
         spec.rope.width = rotary_width(&c, family, spec.head_dim)?;
         if family.hybrid {
             spec.rope.sections =
@@ -290,6 +317,9 @@ fn rotary_width(c: &Fields<'_>, family: Family, head_dim: usize) -> Result<Optio
             let width = (head_dim as f32 * part.unwrap_or(0.25)) as usize;
             Ok(Some(width).filter(|&width| width != head_dim))
         }
+        Some(part) if family.experts => {
+            Ok(Some((head_dim as f32 * part) as usize).filter(|&width| width != head_dim))
+        }
         Some(part) if part != 1.0 => {
             Err(c.unsupported(FIELD, part, "use a model with rope over whole heads"))
         }
@@ -305,23 +335,95 @@ fn refuse_unsupported(c: &Fields<'_>, family: Family) -> Result<(), ModelError> 
         }
     }
     let kinds = c.get("layer_types").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let known = |kind: &str| kind == FULL_ATTENTION || family.hybrid && kind == LINEAR_ATTENTION;
+    let slides = family.experts || family.post_norms;
+    let known = |kind: &str| {
+        kind == FULL_ATTENTION || family.hybrid && kind == LINEAR_ATTENTION || slides && kind == SLIDING
+    };
     let other = kinds.iter().filter_map(Value::as_str).find(|kind| !known(kind));
-    if let Some(kind) = other.or((c.flag("use_sliding_window")? == Some(true)).then_some("sliding_attention"))
+    if let Some(kind) = other.or((!slides && c.flag("use_sliding_window")? == Some(true)).then_some(SLIDING))
     {
         return Err(c.unsupported("layer_types", kind, "use a model with full attention"));
     }
     Ok(())
 }
 
-fn activation(c: &Fields<'_>, bitnet: bool) -> Result<Activation, ModelError> {
+fn activation(c: &Fields<'_>, family: Family, bitnet: bool) -> Result<Activation, ModelError> {
+    if family.post_norms {
+        const FIELD: &str = "hidden_activation";
+        let cure = "use a model with gelu_pytorch_tanh";
+        return match c.text(FIELD)? {
+            None | Some("gelu_pytorch_tanh") => Ok(family.activation),
+            Some(other) => Err(c.unsupported(FIELD, other, cure)),
+        };
+    }
     match c.text("hidden_act")? {
+        None | Some("silu" | "swish") if family.experts => Ok(family.activation),
         Some("relu2") => Ok(Activation::SquaredRelu),
         Some("silu" | "swish") => Ok(Activation::Silu),
         None if bitnet => Ok(Activation::SquaredRelu),
         None => Ok(Activation::Silu),
         Some(other) => Err(c.unsupported("hidden_act", other, "use a model with relu2 or silu")),
     }
+}
+
+/// The windows of a family that has them, and the rope of the layers that do not slide.
+fn windows(c: &Fields<'_>, family: Family, layers: usize) -> Result<Option<Windows>, ModelError> {
+    if family.experts {
+        let rotated = c.flag("nope_on_global_attention")? == Some(false);
+        let theta = c.float("rope_theta")?.unwrap_or(10_000.0);
+        return Windows::of_config(c, layers, rotated.then_some(theta));
+    }
+    if !family.post_norms {
+        return Ok(None);
+    }
+    let full = rope_fields(c);
+    let full =
+        Fields { file: FILE, prefix: "rope_parameters.full_attention.", json: &full.json[FULL_ATTENTION] };
+    let theta = match full.float("rope_theta")? {
+        Some(theta) => theta,
+        None => c.float("rope_theta")?.unwrap_or(GEMMA_THETA),
+    };
+    Windows::of_config(c, layers, Some(theta))
+}
+
+/// Base of the frequencies of Gemma's layers with full attention, if the file names none.
+const GEMMA_THETA: f32 = 1e6;
+
+/// The rope of the sliding layers of Gemma, which have a base of their own. Stretched rope of the others is not supported.
+fn sliding_rope(c: &Fields<'_>) -> Result<Rope, ModelError> {
+    let r = rope_fields(c);
+    for (kind, prefix) in
+        [(FULL_ATTENTION, "rope_parameters.full_attention."), (SLIDING, "rope_parameters.sliding_attention.")]
+    {
+        let of = Fields { file: FILE, prefix, json: &r.json[kind] };
+        if let Some(other) = of.text("rope_type")?.filter(|&kind| kind != "default") {
+            return Err(of.unsupported("rope_type", other, "use a model whose rope is not stretched"));
+        }
+    }
+    if c.get("rope_scaling").is_some() {
+        return Err(c.unsupported("rope_scaling", "set", "use a model whose rope is not stretched"));
+    }
+    let sliding = Fields { file: FILE, prefix: "rope_parameters.sliding_attention.", json: &r.json[SLIDING] };
+    let theta = match sliding.float("rope_theta")? {
+        Some(theta) => theta,
+        None => c.float("rope_local_base_freq")?.unwrap_or(10_000.0),
+    };
+    Ok(Rope { theta, scaling: RopeScaling::None, width: None, sections: None })
+}
+
+/// Refuses what would change the numbers of a Gemma model.
+fn check_gemma(c: &Fields<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
+    if let Some(scalar) = c.float("query_pre_attn_scalar")?.filter(|&s| s != spec.head_dim as f32) {
+        let cure = format!("use a model where it is the width of a head, {}", spec.head_dim);
+        return Err(c.unsupported("query_pre_attn_scalar", scalar, &cure));
+    }
+    if let Some(cap) = c.float("attn_logit_softcapping")? {
+        return Err(c.unsupported("attn_logit_softcapping", cap, "use a model without it"));
+    }
+    if c.flag("use_bidirectional_attention")? == Some(true) {
+        return Err(c.unsupported("use_bidirectional_attention", true, "use a causal model"));
+    }
+    Ok(())
 }
 
 /// MiniCPM's constants (`modeling_minicpm.py`): `scale_emb` multiplies embeddings, `scale_depth / sqrt(layers)`

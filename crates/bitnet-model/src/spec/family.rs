@@ -3,7 +3,7 @@
 
 use crate::{
     ModelError,
-    spec::{Activation, Grouped, ModelSpec, fields::Fields},
+    spec::{Activation, Grouped, ModelSpec, experts::USUAL_LIMIT, fields::Fields},
 };
 
 /// What the models of a family compute, whatever file they come from and however large they are.
@@ -20,6 +20,12 @@ pub(crate) struct Family {
     pub multipliers: bool,
     /// Whether attention has output gates and rope over a part of a head, and most layers are gated-delta layers.
     pub hybrid: bool,
+    /// Whether experts take the place of feed-forward layers, most layers slide, and rope rotates a part of their heads
+    /// and none of the others.
+    pub experts: bool,
+    /// Whether the outputs of attention and feed-forward pass a norm before they are added, and embeddings are multiplied
+    /// by the square root of their width.
+    pub post_norms: bool,
 }
 
 impl Family {
@@ -31,6 +37,8 @@ impl Family {
         grouped: false,
         multipliers: false,
         hybrid: false,
+        experts: false,
+        post_norms: false,
     };
     /// BitNet b1.58.
     pub(crate) const BITNET: Family =
@@ -42,6 +50,13 @@ impl Family {
     /// BitCPM.
     pub(crate) const MINICPM: Family = Family { grouped: true, multipliers: true, ..Family::LLAMA };
 
+    /// Maple.
+    pub(crate) const MAPLE: Family =
+        Family { activation: Activation::ClampedSilu { limit: USUAL_LIMIT }, experts: true, ..Family::QWEN3 };
+    /// Gemma 3 with BitLinear: BitNet embedding models.
+    pub(crate) const GEMMA: Family =
+        Family { activation: Activation::Gelu, head_norms: true, post_norms: true, ..Family::LLAMA };
+
     /// A model of the family without any size.
     pub(crate) fn spec(self, architecture: &str) -> ModelSpec {
         ModelSpec {
@@ -49,6 +64,7 @@ impl Family {
             sub_norms: self.sub_norms,
             head_norms: self.head_norms,
             output_gate: self.hybrid,
+            post_norms: self.post_norms,
             grouped: Grouped { projections: self.grouped, ..Grouped::default() },
             ..ModelSpec::without_layers(architecture, 0, 0)
         }

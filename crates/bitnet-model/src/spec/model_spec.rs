@@ -8,7 +8,7 @@ pub use bitnet_kernels::Gate as Activation;
 
 use crate::{
     ModelError,
-    spec::{Hybrid, Rotation, hybrid::MAX_LAYERS},
+    spec::{Experts, Hybrid, Pooling, Rotation, Windows, hybrid::MAX_LAYERS},
 };
 
 /// Everything about a model except its weights: sizes and switches, read from its metadata and never guessed.
@@ -18,7 +18,7 @@ pub struct ModelSpec {
     pub architecture: String,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the feed-forward layer.
+    /// Width of the feed-forward layer, or of each expert.
     pub ffn: usize,
     /// Number of transformer layers.
     pub layers: usize,
@@ -40,12 +40,18 @@ pub struct ModelSpec {
     pub activation: Activation,
     /// Whether the attention output and the gated activation pass an RMSNorm before their projection.
     pub sub_norms: bool,
+    /// Whether the outputs of attention and feed-forward pass an RMSNorm before they are added to the residual stream.
+    pub post_norms: bool,
     /// Epsilon of the RMSNorm before every single projection (`use_rms_norm`), if the model has them.
     pub linear_norms: Option<f32>,
     /// Whether every query and key head passes an RMSNorm before rope.
     pub head_norms: bool,
     /// Whether the output of attention is multiplied by the sigmoid of a projection of its input.
     pub output_gate: bool,
+    /// Experts in place of feed-forward layers, if the model has them.
+    pub experts: Option<Experts>,
+    /// Layers that slide, if the model has any. [`ModelSpec::rope`] is theirs.
+    pub windows: Option<Windows>,
     /// Gated-delta layers, if the model has them.
     pub hybrid: Option<Hybrid>,
     /// The basis of the weights, if it is not the plain one.
@@ -56,8 +62,8 @@ pub struct ModelSpec {
     pub multipliers: Multipliers,
     /// Whether the embedding is also the output head.
     pub tied_head: bool,
-    /// Whether the model embeds texts: the hidden state of the last token, normalised to length 1, is the embedding.
-    pub embeds: bool,
+    /// How the hidden states of a text become its embedding, if the model embeds texts.
+    pub embeds: Option<Pooling>,
     /// Tokens that end a text. They are part of the model so that no program can forget them.
     pub eos: Vec<u32>,
 }
@@ -167,15 +173,18 @@ impl ModelSpec {
             rope: Rope { theta: 1.0, scaling: RopeScaling::None, width: None, sections: None },
             activation: Activation::Silu,
             sub_norms: false,
+            post_norms: false,
             linear_norms: None,
             head_norms: false,
             output_gate: false,
+            experts: None,
+            windows: None,
             hybrid: None,
             rotation: None,
             grouped: Grouped::default(),
             multipliers: Multipliers::NONE,
             tied_head: true,
-            embeds: false,
+            embeds: None,
             eos: Vec::new(),
         }
     }
@@ -198,6 +207,24 @@ impl ModelSpec {
     /// Whether a layer attends. One that does not has a recurrent state instead of keys and values.
     pub fn attends(&self, layer: usize) -> bool {
         self.hybrid.as_ref().is_none_or(|hybrid| hybrid.attends.get(layer) == Some(&true))
+    }
+
+    /// Number of keys that a token of a layer attends to, its own included; all if `None`.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.windows.as_ref().filter(|windows| windows.slides[layer]).map(|windows| windows.width)
+    }
+
+    /// What this model needs of the CPU, because kernels for GPUs do not exist; `None` if it runs everywhere.
+    pub fn cpu_only(&self) -> Option<&'static str> {
+        match () {
+            () if self.experts.is_some() => Some("mixtures of experts"),
+            () if self.windows.is_some() => Some("sliding windows"),
+            () if self.post_norms => Some("norms before the residual"),
+            () if matches!(self.activation, Activation::ClampedSilu { .. } | Activation::Gelu) => {
+                Some("gates other than squared ReLU and SiLU")
+            }
+            () => None,
+        }
     }
 
     /// Number of layers that attend, and so keep keys and values.
@@ -261,6 +288,21 @@ impl ModelSpec {
         }
         if let Some(hybrid) = &self.hybrid {
             hybrid.check(file, self.layers, MAX_WIDTH)?;
+        }
+        if let Some(experts) = &self.experts {
+            experts.check(file, self.hidden.max(self.ffn), MAX_WIDTH)?;
+        }
+        if let Some(windows) = &self.windows {
+            windows.check(file, self.layers, MAX_CONTEXT)?;
+        }
+        if let Activation::ClampedSilu { limit } = self.activation
+            && !(limit.is_finite() && limit > 0.0)
+        {
+            return Err(ModelError::field(
+                file,
+                "limit of gates",
+                format!("is {limit}, not a positive number"),
+            ));
         }
         let mut positive = vec![("RMSNorm epsilon", self.rms_eps), ("rope theta", self.rope.theta)];
         positive.extend(self.linear_norms.map(|eps| ("RMSNorm epsilon of the projections", eps)));

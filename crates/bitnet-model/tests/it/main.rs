@@ -11,6 +11,7 @@ mod gguf_edit;
 mod grouped;
 mod hybrid;
 mod loading;
+mod maple;
 mod panels;
 mod parts;
 mod pre_tokenizers;

@@ -26,6 +26,26 @@ fn mutated(name: &str) {
 }
 
 #[test]
+fn mutated_maple_gguf_gives_a_model_or_one_error() {
+    mutated("maple_tq1_0");
+}
+
+#[test]
+fn mutated_maple_mlx_gives_a_model_or_one_error() {
+    mutated("maple_mlx");
+}
+
+#[test]
+fn mutated_maple_config_gives_a_model_or_one_error() {
+    mutated("maple_config");
+}
+
+#[test]
+fn mutated_gemma_gguf_gives_a_model_or_one_error() {
+    mutated("gemma_i2_s");
+}
+
+#[test]
 fn mutated_i2_s_gguf_gives_a_model_or_one_error() {
     mutated("gguf-i2_s");
 }

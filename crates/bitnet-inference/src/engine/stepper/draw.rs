@@ -45,12 +45,19 @@ impl Stepper<'_> {
     ) -> Result<(), RequestError> {
         let s = scheduler.sequence(run);
         if run.rows > 0 && !s.draws {
-            let row = match s.request.output {
+            let wanted = match s.request.output {
                 Output::Hidden => self.hidden(row)?,
+                Output::MeanHidden => {
+                    for i in 0..run.rows {
+                        let state = self.hidden(row + i)?.to_vec();
+                        self.pooled.push((s.id.request, run.start + i, state));
+                    }
+                    return Ok(());
+                }
                 _ => self.logits.row(row),
             }
             .to_vec();
-            self.wanted_logits.push((s.id, row));
+            self.wanted_logits.push((s.id, wanted));
             return Ok(());
         }
         let end = run.start + run.len;

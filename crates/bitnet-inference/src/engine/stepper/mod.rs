@@ -39,6 +39,9 @@ pub struct Stepper<'m> {
     times: StepTimes,
     /// Rows of the last step for sequences that requested only logits or a hidden state.
     pub wanted_logits: Vec<(SeqId, Vec<f32>)>,
+    /// Hidden states of prompt tokens computed in the last step whose mean is requested: the request, the position and the
+    /// values.
+    pub pooled: Vec<(u64, usize, Vec<f32>)>,
     /// Log-probabilities of prompt tokens computed in the last step: the request, the position of the preceding token,
     /// and the values.
     pub scored: Vec<(u64, usize, TokenLogprobs)>,
@@ -62,6 +65,7 @@ impl<'m> Stepper<'m> {
             lost: None,
             times: StepTimes::default(),
             wanted_logits: Vec::new(),
+            pooled: Vec::new(),
             scored: Vec::new(),
             model,
         }
@@ -107,6 +111,7 @@ impl<'m> Stepper<'m> {
         outcome.drawn.clear();
         outcome.failed_copies.clear();
         self.wanted_logits.clear();
+        self.pooled.clear();
         self.scored.clear();
         self.times = StepTimes::default();
         let mut failed_blocks = Vec::new();
@@ -131,6 +136,7 @@ impl<'m> Stepper<'m> {
                 Some(at) => {
                     let id = scheduler.sequence(&plan.runs[at]).id;
                     self.wanted_logits.retain(|(of, _)| *of != id);
+                    self.pooled.retain(|(request, ..)| *request != id.request);
                     self.scored.retain(|(request, ..)| (*request, 0) != (id.request, id.choice));
                     outcome.runs[at] = self.rolled_back(scheduler, &plan.runs[at], &error.into());
                 }

@@ -4,6 +4,8 @@
 //! Every type of cache is converted to f32 as it is loaded (see [`super::cache`]). The order of operations is that of
 //! [`crate::order`].
 
+use std::ops::Range;
+
 use crate::{
     BLOCK_TOKENS, KvShape, KvType, Run,
     cpu::{
@@ -26,6 +28,8 @@ const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_mu
 const HEADS: usize = 4;
 
 pub(crate) struct Attention<'a> {
+    /// Number of keys that a token attends to; all if `None`.
+    pub(crate) window: Option<usize>,
     pub(crate) runs: &'a [Run],
     pub(crate) blocks: &'a [u32],
     /// `[n][stride]`, queries first.
@@ -63,7 +67,8 @@ pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: 
                 let end = (kv_head + 1) * group;
                 for head in (kv_head * group..end).step_by(HEADS) {
                     let heads = Heads { token, kv_head, first: head, count: (end - head).min(HEADS) };
-                    some_heads::<L>(a, table, keys, &heads, scratch);
+                    let from = keys - a.window.unwrap_or(keys).min(keys);
+                    some_heads::<L>(a, table, from..keys, &heads, scratch);
                 }
             }
         }
@@ -99,12 +104,13 @@ macro_rules! copy_for {
     };
 }
 
-/// Computes the attention of some heads of one token over its first `keys` keys.
+/// Computes the attention of some heads of one token over `keys`, whose segments begin at whole multiples of
+/// [`SEGMENT`].
 #[inline(always)]
 unsafe fn some_heads<L: Lanes>(
     a: &Attention<'_>,
     table: &[u32],
-    keys: usize,
+    keys: Range<usize>,
     heads: &Heads,
     scratch: &mut [f32],
 ) {
@@ -115,20 +121,23 @@ unsafe fn some_heads<L: Lanes>(
     let (running, rest) = rest.split_at_mut(HEADS * wide); // [HEADS][wide]
     let part = &mut rest[..HEADS * wide]; // [HEADS][wide]
     let (mut max, mut sum) = ([0.0f32; HEADS], [0.0f32; HEADS]);
-    for first in (0..keys).step_by(SEGMENT) {
-        let count = (keys - first).min(SEGMENT);
-        let padded = count.next_multiple_of(16);
+    let begin = keys.start / SEGMENT * SEGMENT;
+    for first in (begin..keys.end).step_by(SEGMENT) {
+        let count = (keys.end - first).min(SEGMENT);
+        // Keys of the segment that are before the window, and those of them for which nothing is computed.
+        let before = keys.start.saturating_sub(first);
+        let some = Within { skipped: before / 32 * 32, before, count, padded: count.next_multiple_of(16) };
         let blocks = &table[first / BLOCK_TOKENS..(first + count).div_ceil(BLOCK_TOKENS)];
-        copy_for!(a.kv.kv, h_count, scores(a, blocks, kv_head, q, padded / 16, weights));
-        let values = if first == 0 { running.as_mut_ptr() } else { part.as_mut_ptr() };
+        copy_for!(a.kv.kv, h_count, scores(a, blocks, kv_head, q, some, weights));
+        let values = if first == begin { running.as_mut_ptr() } else { part.as_mut_ptr() };
         let mut segment = [(0.0f32, 0.0f32); HEADS];
         for h in 0..h_count {
-            segment[h] = softmax::<L>(&mut weights[h * SEGMENT..][..SEGMENT], count, padded);
+            segment[h] = softmax::<L>(&mut weights[h * SEGMENT..][..SEGMENT], some);
         }
-        copy_for!(a.kv.kv, h_count, weigh(a, blocks, kv_head, count, weights, values));
+        copy_for!(a.kv.kv, h_count, weigh(a, blocks, kv_head, some, weights, values));
         for h in 0..h_count {
             let (m, l) = segment[h];
-            if first == 0 {
+            if first == begin {
                 (max[h], sum[h]) = (m, l);
                 continue;
             }
@@ -148,14 +157,25 @@ unsafe fn some_heads<L: Lanes>(
     }
 }
 
-/// Computes the scores of `groups` groups of 16 keys, by pairs; lanes after the last key hold garbage.
+/// The keys of a segment that a token attends to: `before..count`.
+#[derive(Clone, Copy)]
+struct Within {
+    /// Keys at the beginning for which nothing is computed: whole pairs of vectors.
+    skipped: usize,
+    before: usize,
+    count: usize,
+    /// `count`, rounded up to whole vectors.
+    padded: usize,
+}
+
+/// Computes the scores of groups of 16 keys, by pairs; lanes of other keys hold garbage.
 #[inline(always)]
 unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
     q: *const f32,
-    groups: usize,
+    some: Within,
     weights: &mut [f32],
 ) {
     let (dim, kv_heads) = (a.kv.shape.head_dim, a.kv.shape.kv_heads);
@@ -171,7 +191,7 @@ unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
             values: values.add(first * dim).cast(),
         }
     };
-    for group in (0..groups).step_by(2) {
+    for group in (some.skipped / 16..some.padded / 16).step_by(2) {
         score::<L, S, H>(dim, q, [key(group), key(group + 1)], group, weights);
     }
 }
@@ -225,22 +245,25 @@ unsafe fn score<L: Lanes, S: Cached, const H: usize>(
     }
 }
 
-/// Turns scores into weights, with zeros after `count`; returns the maximum score and the sum of the weights.
+/// Turns scores into weights, with zeros for other keys; returns the maximum score and the sum of the weights.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(weights: &mut [f32], count: usize, padded: usize) -> (f32, f32) {
+unsafe fn softmax<L: Lanes>(weights: &mut [f32], some: Within) -> (f32, f32) {
+    let Within { skipped, before, count, padded } = some;
+    weights[skipped..before].fill(f32::NEG_INFINITY);
     weights[count..padded].fill(f32::NEG_INFINITY);
     let w = weights.as_mut_ptr();
     let mut max = L::splat(f32::NEG_INFINITY);
-    for i in (0..padded).step_by(16) {
+    for i in (skipped..padded).step_by(16) {
         max = L::max(max, L::load(w.add(i)));
     }
     let max = L::reduce_max(max);
-    for i in (0..padded).step_by(16) {
+    for i in (skipped..padded).step_by(16) {
         let x = w.add(i);
         L::store(x, exp::<L>(L::sub(L::load(x), L::splat(max))));
     }
+    weights[skipped..before].fill(0.0);
     weights[count..padded].fill(0.0);
-    (max, sum_by_lane::<L>(weights.as_ptr(), padded))
+    (max, sum_by_lane::<L>(weights[skipped..].as_ptr(), padded - skipped))
 }
 
 /// Computes `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`.
@@ -249,18 +272,18 @@ unsafe fn weigh<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
-    count: usize,
+    some: Within,
     weights: &[f32],
     out: *mut f32,
 ) {
     let wide = a.kv.shape.value_stride();
     let mut d = 0;
     while d + 32 <= wide {
-        weigh_columns::<L, S, H, 2>(a, blocks, kv_head, count, weights, out, d);
+        weigh_columns::<L, S, H, 2>(a, blocks, kv_head, some, weights, out, d);
         d += 32;
     }
     if d < wide {
-        weigh_columns::<L, S, H, 1>(a, blocks, kv_head, count, weights, out, d);
+        weigh_columns::<L, S, H, 1>(a, blocks, kv_head, some, weights, out, d);
     }
 }
 
@@ -269,19 +292,19 @@ unsafe fn weigh_columns<L: Lanes, S: Cached, const H: usize, const C: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
-    count: usize,
+    some: Within,
     weights: &[f32],
     out: *mut f32,
     d: usize,
 ) {
     let wide = a.kv.shape.value_stride();
     let mut sums = [[L::splat(0.0); C]; H];
-    for (b, &block) in blocks.iter().enumerate() {
-        let tokens = (count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
+    for (b, &block) in blocks.iter().enumerate().skip(some.before / BLOCK_TOKENS) {
+        let tokens = (some.count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
         let index = block as usize * a.kv.shape.kv_heads + kv_head;
         let (values, scales) = panel::<S>(&a.kv.values, index, wide);
         let weights = weights[..(H - 1) * SEGMENT + b * BLOCK_TOKENS + tokens].as_ptr().add(b * BLOCK_TOKENS);
-        for j in 0..tokens {
+        for j in some.before.saturating_sub(b * BLOCK_TOKENS)..tokens {
             for c in 0..C {
                 let mut v = S::load::<L>(values.add(j * wide + d + 16 * c));
                 if S::KV.scaled() {

@@ -47,6 +47,8 @@ pub(crate) struct FloatKernels {
     pub(crate) rescore: unsafe fn(&dense::Rescore<'_>, Range<usize>, &mut [f32]),
     pub(crate) undo: unsafe fn(&rotate::Rotation, &mut [f32]),
     pub(crate) sigmoid_gate: unsafe fn(&rows::SigmoidGate<'_>, Range<usize>),
+    pub(crate) norm_add: unsafe fn(&rows::NormAdd<'_>, Range<usize>, &mut [f32]),
+    pub(crate) expert_sums: unsafe fn(&rows::ExpertSums<'_>, Range<usize>),
     pub(crate) delta_inputs: unsafe fn(&delta::Inputs<'_>, Range<usize>),
     pub(crate) delta_rule: unsafe fn(&delta::Rule<'_>, Range<usize>),
     pub(crate) delta_outputs: unsafe fn(&delta::Outputs<'_>, Range<usize>, &mut [f32]),
@@ -85,12 +87,14 @@ macro_rules! kernel_set {
             entry!($lanes, $features, dense::rescore(a: &dense::Rescore<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rotate::undo(rotation: &rotate::Rotation, row: &mut [f32]));
             entry!($lanes, $features, rows::sigmoid_gate(a: &rows::SigmoidGate<'_>, rows: Range<usize>));
+            entry!($lanes, $features, rows::norm_add(a: &rows::NormAdd<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, rows::expert_sums(a: &rows::ExpertSums<'_>, columns: Range<usize>));
             entry!($lanes, $features, delta::delta_inputs(a: &delta::Inputs<'_>, units: Range<usize>));
             entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>));
             entry!($lanes, $features, delta::delta_outputs(a: &delta::Outputs<'_>, units: Range<usize>, scratch: &mut [f32]));
             FloatKernels {
-                norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, undo, sigmoid_gate, delta_inputs,
-                delta_rule, delta_outputs,
+                norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, undo, sigmoid_gate, norm_add,
+                expert_sums, delta_inputs, delta_rule, delta_outputs,
             }
         });
     };
@@ -164,7 +168,7 @@ pub(crate) unsafe fn softplus<L: Lanes>(x: L::F) -> L::F {
 }
 
 #[inline(always)]
-unsafe fn negated<L: Lanes>(x: L::F) -> L::F {
+pub(crate) unsafe fn negated<L: Lanes>(x: L::F) -> L::F {
     L::sub(L::splat(-0.0), x)
 }
 

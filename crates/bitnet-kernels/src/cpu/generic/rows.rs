@@ -14,14 +14,14 @@ use crate::{
         generic::{
             cache::{self, Cached},
             element::{Bf16, F16, F32, Int8},
-            load_partial,
+            exp, load_partial, load_up_to, negated,
             rotate::{self, Rotation},
-            sigmoid, silu, store_partial,
+            sigmoid, silu, store_partial, store_up_to,
         },
         lanes::Lanes,
         memory::{Buffer, Shared},
     },
-    order::SQUARES,
+    order::{self, SQUARES},
 };
 
 /// The gain of a norm, padded with zeros to whole vectors.
@@ -227,6 +227,17 @@ unsafe fn gated<L: Lanes>(gate: Gate, g: L::F, u: L::F) -> L::F {
             L::mul(L::mul(r, r), u)
         }
         Gate::Silu => L::mul(silu::<L>(g), u),
+        Gate::ClampedSilu { limit } => {
+            let limits = L::splat(limit);
+            // The limit comes first, so that a NaN passes.
+            let u = L::max(L::splat(-limit), L::min(limits, u));
+            L::mul(silu::<L>(L::min(limits, g)), u)
+        }
+        Gate::Gelu => {
+            let z = L::mul(g, L::fma(L::mul(g, g), L::splat(order::GELU[1]), L::splat(order::GELU[0])));
+            let one = L::splat(1.0);
+            L::mul(L::div(g, L::add(one, exp::<L>(negated::<L>(z)))), u)
+        }
     }
 }
 
@@ -246,6 +257,60 @@ pub(crate) unsafe fn norm_rows<L: Lanes>(a: &NormRows<'_>) {
     for (i, &row) in a.rows.iter().enumerate() {
         let x = a.x[row * a.stride..][..a.stride].as_ptr();
         normalize::<L>(x, a.out.slice(i * a.stride, a.stride).as_mut_ptr(), a.width, a.norm);
+    }
+}
+
+pub(crate) struct NormAdd<'a> {
+    /// `[n][stride]`, zeros after `width`.
+    pub(crate) x: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) width: usize,
+    pub(crate) norm: &'a Norm<Gain>,
+    /// `[n][stride]`
+    pub(crate) out: Shared<'a, f32>,
+}
+
+/// Adds normalised rows to others; `scratch` holds a row.
+#[inline(always)]
+pub(crate) unsafe fn norm_add<L: Lanes>(a: &NormAdd<'_>, rows: Range<usize>, scratch: &mut [f32]) {
+    debug_assert!(scratch.len() >= a.width.next_multiple_of(16), "scratch must hold a row");
+    let y = scratch.as_mut_ptr();
+    for row in rows {
+        normalize::<L>(a.x[row * a.stride..][..a.stride].as_ptr(), y, a.width, a.norm);
+        let out = a.out.slice(row * a.stride, a.width).as_mut_ptr();
+        for i in (0..a.width).step_by(16) {
+            let (out, some) = (out.add(i), (a.width - i).min(16));
+            store_up_to::<L>(out, L::add(load_up_to::<L>(out, some), L::load(y.add(i))), some);
+        }
+    }
+}
+
+/// Sums of what the experts of every token have computed.
+pub(crate) struct ExpertSums<'a> {
+    /// `[slots][stride]`: the output of an expert for a token.
+    pub(crate) outputs: Shared<'a, f32>,
+    pub(crate) stride: usize,
+    /// The slot and the weight of every expert of every token, `[n][used]`, in ascending order of expert.
+    pub(crate) chosen: &'a [(u32, f32)],
+    pub(crate) used: usize,
+    /// `[n][stride]`, to which the sums are added.
+    pub(crate) out: Shared<'a, f32>,
+}
+
+/// Adds the sums in some columns to the output.
+#[inline(always)]
+pub(crate) unsafe fn expert_sums<L: Lanes>(a: &ExpertSums<'_>, columns: Range<usize>) {
+    for (token, chosen) in a.chosen.chunks_exact(a.used).enumerate() {
+        for at in columns.clone().step_by(16) {
+            let some = (columns.end - at).min(16);
+            let mut sum = L::splat(0.0);
+            for &(slot, weight) in chosen {
+                let y = a.outputs.slice(slot as usize * a.stride + at, some).as_ptr();
+                sum = L::fma(L::splat(weight), load_up_to::<L>(y, some), sum);
+            }
+            let out = a.out.slice(token * a.stride + at, some).as_mut_ptr();
+            store_up_to::<L>(out, L::add(load_up_to::<L>(out, some), sum), some);
+        }
     }
 }
 

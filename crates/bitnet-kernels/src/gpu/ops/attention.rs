@@ -82,6 +82,7 @@ impl<D: Driver> Gpu<D> {
     /// first columns of `qkv`, which may have further columns; `out` is `[n][heads * head_dim]`.
     pub fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), GpuError> {
         let (kv_heads, head_dim) = (kv.shape.kv_heads, kv.shape.head_dim);
+        assert!(step.window.is_none(), "kernels attend to all keys");
         let heads = out.width / head_dim;
         assert!(
             heads * head_dim == out.width && heads.is_multiple_of(kv_heads),

@@ -206,6 +206,9 @@ impl Sink<'_> {
             }
             Sink::Gate { gate: Gate::SquaredRelu, .. } => Target { mode: Epilogue::SquaredRelu, ..pairs },
             Sink::Gate { gate: Gate::Silu, .. } => Target { mode: Epilogue::Silu, ..pairs },
+            Sink::Gate { gate: Gate::ClampedSilu { .. } | Gate::Gelu, .. } => {
+                panic!("the gate must have a kernel")
+            }
             Sink::Heads { head_dim, .. } => Target { head_dim, ..pairs },
             Sink::Rotated { ref kv, rope, positions, slots, .. } => {
                 let (cos, sin) = (rope.cos.address(), rope.sin.address());

@@ -54,6 +54,7 @@ impl<D: Driver> Gpu<D> {
         let mode = match gate {
             Gate::SquaredRelu => Mode::SquaredRelu,
             Gate::Silu => Mode::Silu,
+            Gate::ClampedSilu { .. } | Gate::Gelu => panic!("the gate must have a kernel"),
         };
         self.quantize(n, gate_up, mode, norms, rotation, out)
     }

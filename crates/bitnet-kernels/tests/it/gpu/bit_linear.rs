@@ -380,6 +380,7 @@ fn expected_gates(product: &Product, gate: Gate) -> Vec<f32> {
             r * r * u
         }
         Gate::Silu => g / (1.0 + bitnet_kernels::order::exp(-g)) * u,
+        Gate::ClampedSilu { .. } | Gate::Gelu => unreachable!("a GPU has no such gate"),
     };
     rows.chunks_exact(2 * ffn)
         .flat_map(|row| (0..ffn).map(|i| half::bf16::from_f32(gated(row[i], row[ffn + i])).to_f32()))

@@ -114,6 +114,7 @@ impl Texts {
         encoder: &Encoder<'_>,
         service: &Service,
     ) -> Result<Texts, ApiError> {
+        let pooling = service.pooling().ok_or_else(|| no_embeddings(&service.model.name))?;
         let texts = completions::texts_or_ids(fields, field, MAX_TEXTS, encoder)?;
         let width = service.width();
         let dimensions = fields.take("dimensions")?.unwrap_or(width);
@@ -122,8 +123,12 @@ impl Texts {
         }
         let (priority, salt) = (priority(fields)?, salt(fields.take("user")?));
         let timeout = Some(encoder.reading.remaining());
-        let request =
-            |text| inference::Request { priority, salt, timeout, ..inference::Request::hidden(text) };
+        let request = |text| inference::Request {
+            priority,
+            salt,
+            timeout,
+            ..inference::Request::pooled(text, pooling)
+        };
         let requests: Vec<_> = texts.into_iter().map(request).collect();
         requests
             .iter()

@@ -1,7 +1,10 @@
-//! Measures attention and recurrent layers, one kernel at a time.
+//! Measures attention, recurrent layers and experts, one kernel at a time.
 
-use bitnet::kernels::{DeltaShape, DeltaWeights, Inspect, KvShape, RowsKind, Run, Step};
-use bitnet::model::Batch;
+use bitnet::kernels::{
+    DeltaShape, DeltaWeights, ExpertShape, ExpertWeights, Inspect, KvShape, RowsKind, Run, Step, Weights,
+};
+use bitnet::model::{Batch, Experts, ModelSpec, Synthetic, TensorSource};
+use bitnet::tensor::BitNetTensor;
 
 use super::{Kernels, Work, values};
 use crate::error::CliError;
@@ -51,6 +54,41 @@ impl<B: Inspect> Kernels<'_, B> {
         };
         let step = Step::new(&runs, &blocks);
         self.time(work, caches.len(), |b, i| b.attention(step, &qkv, &caches[i], &mut out))
+    }
+
+    /// Measures a mixture of experts, for `steps` tokens that choose evenly among them.
+    pub(super) fn experts(&mut self, experts: Experts, steps: &[usize]) -> Result<(), CliError> {
+        let ModelSpec { hidden, ffn, activation, .. } = *self.spec;
+        let Experts { count, used } = experts;
+        let of = |name: String| Synthetic::of(self.spec.clone()).ternary(&name);
+        let refused = |e| CliError::refused(e, "experts", "report this");
+        let part = |part: &str| of(format!("model.layers.0.mlp.experts.{part}_proj.weight")).map_err(refused);
+        let (gate, up, down) = (part("gate")?, part("up")?, part("down")?);
+        let router = BitNetTensor::from_f32([count, hidden], &values(count * hidden))
+            .map_err(|e| CliError::refused(e, "experts", "report this"))?;
+        let shape = ExpertShape { count, used, hidden, ffn, gate: activation };
+        let weights = ExpertWeights {
+            router: &router,
+            gate: Weights::from(gate),
+            up: Weights::from(up),
+            down: Weights::from(down),
+        };
+        let (mixture, norm) = (self.backend.experts(shape, weights)?, self.norm(hidden)?);
+        for &n in steps {
+            let mut x = self.backend.rows(n, hidden, RowsKind::Residual)?;
+            self.backend.write(&mut x, &values(n * hidden))?;
+            let met = count as f64 * (1.0 - (1.0 - used as f64 / count as f64).powi(n as i32));
+            let work = Work {
+                operation: "experts",
+                shape: format!("{used} of {count}x{ffn}x{hidden}"),
+                tokens: n,
+                bytes: (met * (3 * ffn * hidden) as f64 * 17.0 / 64.0) as usize + 4 * count * hidden,
+                operations: 2 * n * (3 * used * ffn * hidden + count * hidden),
+                peak: self.bounds.integers,
+            };
+            self.time(work, 1, |b, _| b.mix_experts(n, &norm, &mixture, &mut x))?;
+        }
+        Ok(())
     }
 
     /// Measures a gated-delta layer, between its projections, for the next `n` tokens of some sequences.

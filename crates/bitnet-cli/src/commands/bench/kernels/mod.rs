@@ -96,7 +96,13 @@ pub fn measure<B: Inspect>(
     let spec = &checkpoint.spec;
     let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
     let mut kernels = Kernels { backend, spec, bounds, float, grouping, tuned: Vec::new(), each };
+    if let Some(what) = spec.cpu_only().filter(|_| !B::EVERY_FAMILY) {
+        return Err(KernelError::NotOnDevice { what }.into());
+    }
     kernels.projections(sizes)?;
+    if let Some(experts) = spec.experts {
+        kernels.experts(experts, sizes.steps)?;
+    }
     kernels.rows_of_layers(sizes.steps)?;
     if let Some(delta) = spec.delta() {
         for &batch in sizes.batches {

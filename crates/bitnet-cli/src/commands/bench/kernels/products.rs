@@ -28,17 +28,22 @@ type Product = (&'static str, usize, usize, Then);
 fn products(spec: &ModelSpec) -> Vec<Product> {
     let ModelSpec { hidden, ffn, .. } = *spec;
     let (q, kv) = (spec.q_width(), spec.kv_width());
-    let mut products = if spec.linear_norms.is_some() {
+    let gates = if spec.output_gate { q } else { 0 };
+    let whole = !spec.output_gate && spec.rotary_width() == spec.head_dim;
+    let then = if whole { Then::Rotate } else { Then::Store };
+    let inputs = ("q, k, v", q + 2 * kv + gates, hidden, then);
+    let mut products = if spec.experts.is_some() {
+        vec![inputs, ("output", hidden, q, Then::Add)]
+    } else if spec.linear_norms.is_some() {
         // Each matrix has its own input.
         let apart = [("gate or up", ffn), ("q", q), ("k or v", kv)];
         apart.map(|(name, rows)| (name, rows, hidden, Then::Store)).to_vec()
     } else {
-        let gates = if spec.output_gate { q } else { 0 };
-        let whole = !spec.output_gate && spec.rotary_width() == spec.head_dim;
-        let then = if whole { Then::Rotate } else { Then::Store };
-        vec![("gate and up", 2 * ffn, hidden, Then::Gate), ("q, k, v", q + 2 * kv + gates, hidden, then)]
+        vec![("gate and up", 2 * ffn, hidden, Then::Gate), inputs]
     };
-    products.extend([("down", hidden, ffn, Then::Add), ("output", hidden, q, Then::Add)]);
+    if spec.experts.is_none() {
+        products.extend([("down", hidden, ffn, Then::Add), ("output", hidden, q, Then::Add)]);
+    }
     if let Some(hybrid) = &spec.hybrid {
         let dense = if hybrid.float_alpha_beta { 2 * hybrid.delta.value_heads } else { 0 };
         products.push(("delta's input", hybrid.delta.columns() - dense, hidden, Then::Store));

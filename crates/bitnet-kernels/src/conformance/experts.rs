@@ -1,0 +1,105 @@
+//! Cases for operations that are on the CPU only: mixtures of experts, windows, and what comes with them.
+
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
+
+use super::{Case, Results, Values, attention, floats, from_file, norms};
+use crate::{ExpertShape, ExpertWeights, Gate, Inspect, KernelError, KvShape, RowsKind, Weights};
+
+/// Adds shapes of golden checkpoints, of the 20B model with fewer experts, and odd ones.
+pub(super) fn add_cases(cases: &mut Vec<Case>) {
+    let silu = Gate::ClampedSilu { limit: 2.0 };
+    for (hidden, ffn, count, used, group, gate, dtype) in [
+        (256, 256, 8, 2, 128, silu, DType::BF16),
+        (128, 256, 5, 2, 128, silu, DType::F32),
+        (2048, 512, 12, 8, 128, silu, DType::BF16),
+        (192, 96, 3, 1, 64, Gate::Silu, DType::F16),
+        (100, 40, 7, 7, 128, Gate::SquaredRelu, DType::F32),
+        (17, 1, 2, 1, 128, Gate::Gelu, DType::F32),
+    ] {
+        for n in [1, 2, 3, 8, 33] {
+            cases.push(Case::Experts { n, hidden, ffn, count, used, group, gate, dtype });
+        }
+    }
+    for ffn in [1, 16, 100, 352] {
+        for gate in [silu, Gate::Gelu] {
+            cases.push(Case::GateNormQuantize { n: 7, ffn, gate, norms: ffn % 2 });
+        }
+    }
+    for (n, width) in [(1, 1), (9, 100), (7, 256), (9, 640)] {
+        cases.push(Case::NormAdd { n, width });
+    }
+    for (window, heads, kv_heads, head_dim) in [
+        (1, 1, 1, 2),
+        (12, 8, 2, 64),
+        (8, 4, 1, 48),
+        (31, 3, 1, 36),
+        (64, 4, 4, 32),
+        (257, 2, 1, 80),
+        (512, 4, 1, 128),
+    ] {
+        let runs: [&[(usize, usize)]; 3] =
+            [&[(0, 1)], &[(0, 17), (15, 1), (63, 2)], &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)]];
+        let window = |runs| Case::Window { window, heads, kv_heads, head_dim, runs, odd: false };
+        cases.extend(runs.map(window));
+    }
+    let runs = &[(0, 2), (0, 2), (0, 2), (0, 1)];
+    cases.push(Case::Window { window: 1, heads: 2, kv_heads: 1, head_dim: 36, runs, odd: true });
+}
+
+/// Runs one of these cases.
+pub(super) fn outputs<B: Inspect>(b: &mut B, v: &mut Values, case: Case) -> Result<Results, KernelError> {
+    match case {
+        Case::Window { window, heads, kv_heads, head_dim, runs, odd } => {
+            attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, (Some(window), odd))
+        }
+        Case::NormAdd { n, width } => {
+            let norm = norms(b, v, 1, width)?.remove(0);
+            let mut x = b.rows(n, width, RowsKind::Intermediate)?;
+            b.write(&mut x, &v.rows(n, width))?;
+            let mut out = b.rows(n, width, RowsKind::Residual)?;
+            b.write(&mut out, &v.many(n * width))?;
+            b.norm_add(n, &x, &norm, &mut out)?;
+            Ok(vec![floats("sum", b.read(&out, n)?)])
+        }
+        Case::Experts { n, hidden, ffn, count, used, group, gate, dtype } => {
+            let shape = ExpertShape { count, used, hidden, ffn, gate };
+            experts(b, v, n, shape, group, dtype)
+        }
+        _ => unreachable!("only these cases are here"),
+    }
+}
+
+/// Mixes the experts of ordinary and extreme rows, and once more of one row alone.
+fn experts<B: Inspect>(
+    b: &mut B,
+    v: &mut Values,
+    n: usize,
+    shape: ExpertShape,
+    group: usize,
+    dtype: DType,
+) -> Result<Results, KernelError> {
+    let ExpertShape { count, hidden, ffn, .. } = shape;
+    let router = v.table(count, hidden, dtype);
+    // The last expert has the logits of the first.
+    let mut bytes = router.bytes().to_vec();
+    bytes.copy_within(..router.row_bytes(), (count - 1) * router.row_bytes());
+    let router = BitNetTensor::new(dtype, [count, hidden], SharedBytes::new(bytes)).expect("as before");
+    let mut matrix = |rows, cols| v.ternary(&[count * rows], cols, Some(group));
+    let (gate, up, down) = (matrix(ffn, hidden), matrix(ffn, hidden), matrix(hidden, ffn));
+    let weights = ExpertWeights {
+        router: &router,
+        gate: Weights::from(&gate),
+        up: Weights::from(from_file(&up)?),
+        down: Weights::from(&down),
+    };
+    let experts = b.experts(shape, weights)?;
+    let norm = norms(b, v, 1, hidden)?.remove(0);
+    let mut x = b.rows(n, hidden, RowsKind::Residual)?;
+    let values = v.rows(n, hidden);
+    b.write(&mut x, &values)?;
+    b.mix_experts(n, &norm, &experts, &mut x)?;
+    let together = b.read(&x, n)?;
+    b.write(&mut x, &values[(n - 1) * hidden..])?;
+    b.mix_experts(1, &norm, &experts, &mut x)?;
+    Ok(vec![floats("sum", together), floats("sum of one row", b.read(&x, 1)?)])
+}

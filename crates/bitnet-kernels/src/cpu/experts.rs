@@ -1,0 +1,364 @@
+//! A mixture of experts on the CPU: a router, and three matrices for each expert ([`Experts`]).
+//!
+//! The tokens of a step are sorted by expert, so that an expert's panels are read once for all of its tokens, in the tiles
+//! of [`super::generic::grouped`]. Work is split by rows of matrices, never along a sum. A slot is a token at one of its
+//! experts; the slots of an expert are neighbours, in the order of their tokens.
+
+use std::ops::Range;
+
+use bitnet_tensor::quant::GROUP;
+
+use crate::{
+    Backend, ExpertShape, ExpertWeights, Grouping, KernelError, Norm, RowsKind,
+    cpu::{
+        Cpu, Int8Rows, Panels, Rows, Table, WEIGHT_UNIT,
+        generic::{
+            grouped::Grouped,
+            rows::{ExpertSums, Gain},
+            ternary::Output,
+        },
+        panels::PANEL_ROWS,
+        pool::share,
+    },
+    order,
+    scales::Scales,
+};
+
+/// The weights of a mixture of experts.
+pub struct Experts {
+    shape: ExpertShape,
+    router: Table,
+    /// One matrix for each expert.
+    gate: Vec<Panels>,
+    up: Vec<Panels>,
+    down: Vec<Panels>,
+}
+
+/// The memory that all mixtures share during a step. [`Cpu::reserve_experts`] makes it before the first step, so that no
+/// step allocates.
+#[derive(Default)]
+pub(super) struct ExpertScratch {
+    /// The shape of all mixtures of a model; `None` if there are none.
+    shape: Option<ExpertShape>,
+    buffers: Option<Buffers>,
+}
+
+struct Buffers {
+    /// Tokens for which there is room, and the shape.
+    tokens: usize,
+    shape: ExpertShape,
+    /// `[tokens][count]`
+    logits: Rows,
+    /// Normed input, `[tokens][hidden]`.
+    input: Int8Rows,
+    /// The same by slot, `[slots][hidden]`.
+    sorted: Int8Rows,
+    /// `[slots][2 ffn]`
+    gate_up: Rows,
+    /// `[slots][ffn]`
+    gated: Int8Rows,
+    /// `[slots][hidden]`
+    outputs: Rows,
+    routes: Routes,
+}
+
+/// Which tokens pass which experts.
+#[derive(Default)]
+struct Routes {
+    /// Expert, later slot, and weight of every expert of every token, `[tokens][used]`, in ascending order of expert.
+    chosen: Vec<(u32, f32)>,
+    /// Token of every slot.
+    tokens: Vec<u32>,
+    /// First slot of every expert, and the end of the last.
+    starts: Vec<u32>,
+    /// Experts that have slots, in ascending order.
+    active: Vec<u32>,
+}
+
+impl Routes {
+    fn with_room(tokens: usize, shape: &ExpertShape) -> Self {
+        Routes {
+            chosen: Vec::with_capacity(tokens * shape.used),
+            tokens: vec![0; tokens * shape.used],
+            starts: vec![0; shape.count + 1],
+            active: Vec::with_capacity(shape.count),
+        }
+    }
+
+    /// Chooses experts for every row of logits, and gives every choice a slot.
+    fn route<'a>(&mut self, rows: impl Iterator<Item = &'a [f32]>, used: usize) {
+        self.chosen.clear();
+        rows.for_each(|logits| choose(logits, used, &mut self.chosen));
+        self.starts.fill(0);
+        for &(expert, _) in &self.chosen {
+            self.starts[expert as usize + 1] += 1;
+        }
+        self.active.clear();
+        for expert in 1..self.starts.len() {
+            if self.starts[expert] > 0 {
+                self.active.push(expert as u32 - 1);
+            }
+            self.starts[expert] += self.starts[expert - 1];
+        }
+        // The next free slot of each expert is where its slots begin; afterwards it is where they end.
+        for (at, (place, _)) in self.chosen.iter_mut().enumerate() {
+            let slot = self.starts[*place as usize];
+            self.starts[*place as usize] += 1;
+            self.tokens[slot as usize] = (at / used) as u32;
+            *place = slot;
+        }
+        self.starts.rotate_right(1);
+        self.starts[0] = 0;
+    }
+
+    /// The slots of an expert.
+    fn slots(&self, expert: usize) -> Range<usize> {
+        self.starts[expert] as usize..self.starts[expert + 1] as usize
+    }
+}
+
+/// Adds the experts of a token and their weights, in ascending order of expert, as [`order`] says.
+fn choose(logits: &[f32], used: usize, chosen: &mut Vec<(u32, f32)>) {
+    let first = chosen.len();
+    if logits.iter().any(|logit| logit.is_nan()) {
+        chosen.extend((0..used as u32).map(|expert| (expert, f32::NAN)));
+        return;
+    }
+    // The best so far, best first. Among equal logits, an earlier expert stays before a later one.
+    for (expert, &logit) in logits.iter().enumerate() {
+        let full = chosen.len() - first == used;
+        if full && logit <= chosen[chosen.len() - 1].1 {
+            continue;
+        }
+        if full {
+            chosen.pop();
+        }
+        let better = chosen[first..].iter().take_while(|(_, other)| *other >= logit).count();
+        chosen.insert(first + better, (expert as u32, logit));
+    }
+    let chosen = &mut chosen[first..];
+    let largest = chosen[0].1;
+    chosen.sort_unstable_by_key(|&(expert, _)| expert);
+    chosen.iter_mut().for_each(|(_, weight)| *weight = order::exp(*weight - largest));
+    let sum = chosen.iter().fold(0.0, |sum, (_, power)| sum + power);
+    chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
+}
+
+impl Cpu {
+    pub(super) fn make_experts(
+        &mut self,
+        shape: ExpertShape,
+        weights: ExpertWeights<'_>,
+    ) -> Result<Experts, KernelError> {
+        let ExpertShape { count, used, hidden, ffn, .. } = shape;
+        assert!((1..=count).contains(&used), "a token must pass some of the experts");
+        let ExpertWeights { router, gate, up, down } = weights;
+        assert_eq!([router.rows(), router.cols()], [count, hidden], "the router must have the shape");
+        let router = self.table(router)?;
+        let mut each = |weights, rows: usize, cols: usize| {
+            let all = self.pack(weights)?;
+            assert_eq!([all.rows(), all.cols()], [count * rows, cols], "experts must have the shape");
+            all.split(count, &mut self.pool, &mut self.memory)
+        };
+        let (gate, up) = (each(gate, ffn, hidden)?, each(up, ffn, hidden)?);
+        let down = each(down, hidden, ffn)?;
+        self.experts.shape = Some(shape);
+        Ok(Experts { shape, router, gate, up, down })
+    }
+
+    /// Makes room for steps of `tokens` tokens, if there are experts.
+    pub(super) fn reserve_experts(&mut self, tokens: usize) -> Result<(), KernelError> {
+        self.experts.shape.map_or(Ok(()), |shape| self.reserve_for(tokens, shape))
+    }
+
+    fn reserve_for(&mut self, tokens: usize, shape: ExpertShape) -> Result<(), KernelError> {
+        let fits = |buffers: &Buffers| buffers.tokens >= tokens && buffers.shape == shape;
+        if self.experts.buffers.as_ref().is_some_and(fits) {
+            return Ok(());
+        }
+        let ExpertShape { count, used, hidden, ffn, .. } = shape;
+        let (slots, kind) = (tokens * used, RowsKind::Intermediate);
+        // Rows of a table's input.
+        self.reserve_dense(tokens)?;
+        self.experts.buffers = Some(Buffers {
+            tokens,
+            shape,
+            logits: self.rows(tokens, count, kind)?,
+            input: self.int8_rows(tokens, hidden, Grouping::Groups)?,
+            sorted: self.int8_rows(slots, hidden, Grouping::Groups)?,
+            gate_up: self.rows(slots, 2 * ffn, kind)?,
+            gated: self.int8_rows(slots, ffn, Grouping::Groups)?,
+            outputs: self.rows(slots, hidden, kind)?,
+            routes: Routes::with_room(tokens, &shape),
+        });
+        Ok(())
+    }
+
+    /// Adds to every row of `x` what its experts compute from it.
+    pub(super) fn add_experts(
+        &mut self,
+        n: usize,
+        norm: &Norm<Gain>,
+        w: &Experts,
+        x: &mut Rows,
+    ) -> Result<(), KernelError> {
+        assert!(n <= x.rows && x.width == w.shape.hidden, "the rows must have the layer's shape");
+        self.reserve_for(n, w.shape)?;
+        let mut buffers = self.experts.buffers.take().expect("reserved");
+        let done = self.pass_experts(n, norm, w, x, &mut buffers);
+        self.experts.buffers = Some(buffers);
+        done
+    }
+
+    fn pass_experts(
+        &mut self,
+        n: usize,
+        norm: &Norm<Gain>,
+        w: &Experts,
+        x: &mut Rows,
+        b: &mut Buffers,
+    ) -> Result<(), KernelError> {
+        let shape = w.shape;
+        self.dense(n, x, norm, &w.router, &mut b.logits, 0)?;
+        let rows = b.logits.values.chunks_exact(b.logits.stride).take(n).map(|row| &row[..shape.count]);
+        b.routes.route(rows, shape.used);
+        let (slots, routes) = (n * shape.used, &b.routes);
+        self.norm_quantize(n, x, [Some(norm), None], None, &mut b.input)?;
+        b.sorted.gather(&b.input, &routes.tokens[..slots]);
+
+        let (panels, both) = (shape.ffn.div_ceil(PANEL_ROWS), b.gate_up.values.shared());
+        let (active, stride) = (&routes.active[..], b.gate_up.stride);
+        let items = active.len() * 2 * panels;
+        let bytes = items * w.gate[0].panel(0).len();
+        let kernel = self.isa.kernels().grouped;
+        self.parallel((bytes / WEIGHT_UNIT).min(items), 0, &|part, parts, _| {
+            for (at, panels) in runs_of(share(items, parts, part), panels) {
+                let (expert, up) = (active[at / 2] as usize, at % 2);
+                let (matrix, slots) = (if up == 1 { &w.up } else { &w.gate }, routes.slots(expert));
+                let (values, column) = (both, up * shape.ffn);
+                let out = Output { values, stride, column, add: None };
+                let a = b.sorted.product(&matrix[expert], slots, out);
+                // SAFETY: `isa` proves the instruction set; every panel of an expert, and so its output columns in the
+                // expert's slots, belongs to one part; rows are padded with zeros to whole blocks.
+                unsafe { kernel(&a, panels) }
+            }
+        })?;
+        self.gate_norm_quantize(slots, &b.gate_up, shape.gate, [None; 2], None, &mut b.gated)?;
+
+        let (panels, outputs) = (shape.hidden.div_ceil(PANEL_ROWS), b.outputs.values.shared());
+        let (out, stride) = (x.values.shared(), x.stride);
+        let sums = ExpertSums { outputs, stride, chosen: &routes.chosen, used: shape.used, out };
+        let finish = self.isa.kernels().floats.expert_sums;
+        // Few parts, so that each reads long pieces of every expert.
+        let units = (PARTS * self.pool.threads()).min(panels);
+        self.parallel(units, 0, &|part, parts, _| {
+            let some = share(panels, parts, part);
+            let columns = some.start * PANEL_ROWS..(some.end * PANEL_ROWS).min(shape.hidden);
+            for &expert in active {
+                let expert = expert as usize;
+                let out = Output { values: outputs, stride, column: 0, add: None };
+                let a = b.gated.product(&w.down[expert], routes.slots(expert), out);
+                // SAFETY: as above; every output column belongs to one part.
+                unsafe { kernel(&a, some.clone()) }
+            }
+            // SAFETY: as above; this part has computed these columns of every slot.
+            unsafe { finish(&sums, columns) }
+        })
+    }
+}
+
+/// Parts of the last products per thread: a thread that loses its core delays the others by one of them.
+const PARTS: usize = 4;
+
+/// Cuts a range of panels of matrices that have `panels` panels each into the ranges within each matrix.
+fn runs_of(items: Range<usize>, panels: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let matrices = items.start / panels..items.end.div_ceil(panels);
+    matrices.map(move |matrix| {
+        let first = matrix * panels;
+        let end = items.end.min(first + panels) - first;
+        (matrix, items.start.saturating_sub(first)..end)
+    })
+}
+
+impl Int8Rows {
+    /// Sets row `i` to row `rows[i]` of `from`, which has the same width.
+    fn gather(&mut self, from: &Int8Rows, rows: &[u32]) {
+        let (Scales::Groups(to), Scales::Groups(groups)) = (&mut self.scales, &from.scales) else {
+            panic!("rows must have scales for groups")
+        };
+        let (stride, count) = (self.stride, self.width.div_ceil(GROUP));
+        for (slot, &row) in rows.iter().enumerate() {
+            let row = row as usize;
+            self.values[slot * stride..][..stride].copy_from_slice(&from.values[row * stride..][..stride]);
+            to[slot * count..][..count].copy_from_slice(&groups[row * count..][..count]);
+        }
+    }
+
+    /// The product of some rows with a matrix, into the same rows of `out`.
+    fn product<'a>(&'a self, w: &'a Panels, rows: Range<usize>, mut out: Output<'a>) -> Grouped<'a> {
+        let (Scales::Groups(groups), Some(group)) = (&self.scales, w.group()) else {
+            panic!("rows and matrix must have scales for groups")
+        };
+        let count = self.width.div_ceil(GROUP);
+        out.column += rows.start * out.stride;
+        Grouped {
+            w,
+            group,
+            x: &self.values[rows.start * self.stride..rows.end * self.stride],
+            x_stride: self.stride,
+            x_groups: &groups[rows.start * count..rows.end * count],
+            n: rows.len(),
+            out,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(logits: &[f32], used: usize) -> Vec<(u32, f32)> {
+        let mut chosen = Vec::new();
+        choose(logits, used, &mut chosen);
+        chosen
+    }
+
+    #[test]
+    fn of_experts_with_equal_logits_the_lower_is_chosen_and_the_order_is_ascending() {
+        let experts = |logits: &[f32], used| chosen(logits, used).iter().map(|c| c.0).collect::<Vec<_>>();
+        assert_eq!(experts(&[1.0, 2.0, 2.0, 2.0], 2), [1, 2]);
+        assert_eq!(experts(&[3.0, 1.0, 2.0, 1.0], 3), [0, 1, 2]);
+        assert_eq!(experts(&[0.0, -0.0, 0.0], 1), [0]);
+        assert_eq!(experts(&[f32::NEG_INFINITY; 3], 3), [0, 1, 2]);
+        let even = chosen(&[1.0, 5.0, 1.0, 5.0], 2);
+        assert_eq!(even, [(1, 0.5), (3, 0.5)]);
+    }
+
+    #[test]
+    fn a_logit_that_is_no_number_makes_every_weight_of_its_token_one() {
+        let weights = chosen(&[1.0, f32::NAN, 9.0], 2);
+        assert!(weights.iter().map(|c| c.0).eq([0, 1]) && weights.iter().all(|c| c.1.is_nan()));
+    }
+
+    #[test]
+    fn slots_are_sorted_by_expert_and_then_by_token() {
+        let mut routes = Routes::with_room(
+            3,
+            &ExpertShape { count: 4, used: 2, hidden: 1, ffn: 1, gate: crate::Gate::Silu },
+        );
+        let logits: [[f32; 4]; 3] = [[0.0, 1.0, 0.5, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0, 9.0, 0.0, 3.0]];
+        routes.route(logits.iter().map(|row| &row[..]), 2);
+        assert_eq!(routes.active, [0, 1, 2, 3]);
+        assert_eq!([0, 1, 2, 3].map(|e| routes.slots(e)), [0..1, 1..3, 3..4, 4..6]);
+        assert_eq!(routes.tokens, [1, 0, 2, 0, 1, 2]);
+        assert!(routes.chosen.iter().map(|c| c.0).eq([1, 3, 0, 4, 2, 5]));
+    }
+
+    #[test]
+    fn panels_of_several_matrices_are_cut_at_their_ends() {
+        let cut = |items| runs_of(items, 4).collect::<Vec<_>>();
+        assert_eq!(cut(2..9), [(0, 2..4), (1, 0..4), (2, 0..1)]);
+        assert_eq!(cut(5..7), [(1, 1..3)]);
+        assert_eq!(cut(4..4), []);
+    }
+}
