@@ -52,7 +52,7 @@ pub const SQUARES: usize = 256;
 pub const DELTA_PARTIALS: usize = 4;
 
 /// `2 sqrt(2 / pi)`, and the same times 0.044715.
-pub const GELU: [f32; 2] = [1.595_769_1, 0.071_354_816];
+pub const GELU: [f32; 2] = [1.595_769, 0.071_354_816];
 
 /// Added to the sum of squares of a delta layer's query or key.
 pub const L2_EPS: f32 = 1e-6;
