@@ -1,7 +1,7 @@
 //! Models with experts and windows: the same bits in any company, on every backend, and errors that stay with their
 //! request.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, process::Command};
 
 use bitnet_inference::{Engine, EngineConfig, GenerationConfig, Request, RequestError};
 use bitnet_kernels::{Cpu, Isa, KvType, Reference, gpu::Gpu};
@@ -297,7 +297,12 @@ fn every_command_runs_a_model_with_experts() {
         (vec!["batch", model, &path("in.jsonl"), "-"], "\"status_code\":200"),
         (vec!["bench", model, "-p", "40", "-n", "4", "-b", "1,3", "--kernels"], "experts"),
     ] {
-        let run = bitnet_tests::bitnet(&[&args[..], &["--device", "cpu", "--threads", "2"]].concat());
+        let run = Command::new(bitnet_tests::binary())
+            .args(&args)
+            .args(["--device", "cpu", "--threads", "2"])
+            .env("BITNET_CACHE", folder.path())
+            .output()
+            .unwrap();
         let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
         assert!(run.status.success() && out.contains(told), "{args:?}: {out} {err}");
     }
