@@ -14,8 +14,7 @@ use crate::{ModelError, error::one_line};
 const STACK: usize = 128 << 20;
 /// Depth of what a template runs on a deep stack.
 const DEEPEST: u32 = 3_000;
-/// Depth of what a template runs on the caller's thread. It takes less than a quarter of a megabyte, and real templates
-/// need a third of it.
+/// Depth of what a template runs on the caller's thread, where it takes less than a quarter of a megabyte.
 const SHALLOW: u32 = 100;
 /// Budget of a probe.
 const PROBE: Limits = Limits { bytes: 1 << 20, steps: 40_000, nesting: DEEPEST };
