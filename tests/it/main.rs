@@ -4,6 +4,7 @@ mod book;
 mod converted;
 mod demo;
 mod determinism;
+mod drafts;
 mod driver;
 mod embeddings;
 mod exactness;

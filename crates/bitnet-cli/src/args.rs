@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use bitnet::{Device, KvType, Memory, model::Target};
+use bitnet::{
+    Device, Draft, Error, KvType, Memory, OpenDraft,
+    model::{Checkpoint, Target},
+};
 use clap::{
     Args, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
@@ -163,10 +166,27 @@ pub struct Sampling {
 /// Flags for drafting tokens ahead.
 #[derive(Debug, Args)]
 pub struct Speculation {
-    /// Maximum number of tokens drafted per step from earlier text and then checked together; the output is the same,
-    /// but repetitive text comes sooner; 0 drafts none
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(..=16))]
+    /// What drafts tokens that the model then checks together; the output is the same, but comes sooner: `head`, the
+    /// model's own; `ngram`, earlier text; `none`; a smaller model with the same vocabulary; or `auto`, the head if
+    /// there is one, else earlier text
+    #[arg(long, value_name = "HOW", default_value_t = Draft::Auto)]
+    pub draft: Draft,
+    /// Maximum number of tokens drafted for a sequence in a step; 0 drafts none
+    #[arg(long, alias = "draft-max", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(..=16))]
     pub speculate: u8,
+}
+
+impl Speculation {
+    /// Opens what drafts for a model. Tells how the flags are wrong, if they are.
+    pub fn open(&self, checkpoint: &Checkpoint) -> Result<OpenDraft, Error> {
+        let draft = if self.speculate == 0 { &Draft::None } else { &self.draft };
+        draft.open(checkpoint, &mut |_, _, _| {})
+    }
+
+    /// The maximum number of drafts of a sequence in a step.
+    pub fn most(&self) -> usize {
+        if self.draft == Draft::None { 0 } else { self.speculate.into() }
+    }
 }
 
 /// Talk to a model.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bitnet::{
-    Error, Opened,
-    inference::EngineConfig,
+    Error, OpenDraft, Opened,
+    inference::{Drafter, EngineConfig},
     kernels::{
         Cpu, Isa,
         gpu::{Cuda, Driver, Gpu, GpuError},
@@ -15,12 +15,19 @@ use bitnet::{
 
 pub use bitnet::load::Want;
 
-use crate::{args::Common, error::CliError, output, progress::Progress};
+use crate::{
+    args::{Common, Speculation},
+    error::CliError,
+    output,
+    progress::Progress,
+};
 
 /// A model with its weights in memory.
 pub struct Loaded {
     /// The model.
     pub model: Box<dyn Model>,
+    /// What drafts for it, if anything besides the text does.
+    pub drafter: Option<Box<dyn Drafter>>,
     /// Layout and size of the weights.
     pub weights: WeightBytes,
     /// How the memory was divided.
@@ -59,6 +66,16 @@ pub fn load(common: &Common, checkpoint: &Checkpoint, want: Want) -> Result<Load
     Machine::of(common).load(checkpoint, want)
 }
 
+/// [`Machine::load_drafting`] on this machine.
+pub fn load_drafting(
+    common: &Common,
+    checkpoint: &Checkpoint,
+    draft: &OpenDraft,
+    want: Want,
+) -> Result<Loaded, CliError> {
+    Machine::of(common).load_drafting(checkpoint, draft, want)
+}
+
 impl<'a> Machine<'a, Cuda> {
     /// The real machine.
     pub fn of(common: &'a Common) -> Self {
@@ -92,11 +109,22 @@ impl<D: Driver + 'static> Machine<'_, D> {
 
     /// Loads a model with what the command needs, within the memory that the flags allow.
     pub fn load(&self, checkpoint: &Checkpoint, want: Want) -> Result<Loaded, CliError> {
+        self.load_drafting(checkpoint, &OpenDraft::default(), want)
+    }
+
+    /// As [`Machine::load`], with what drafts for the model.
+    pub fn load_drafting(
+        &self,
+        checkpoint: &Checkpoint,
+        draft: &OpenDraft,
+        want: Want,
+    ) -> Result<Loaded, CliError> {
         let mut bar = None;
         let mut progress = |done, all| {
             bar.get_or_insert_with(|| Progress::new("loading", all)).at(done, all);
         };
-        let loaded = load::load_by(&machine(self.common)?, self.open, checkpoint, want, &mut progress)?;
+        let loaded =
+            load::load_by(&machine(self.common)?, self.open, checkpoint, draft, want, &mut progress)?;
         drop(bar);
         // Some warnings are known only after all weights have been read.
         for warning in checkpoint.tensors.warnings() {
@@ -104,17 +132,24 @@ impl<D: Driver + 'static> Machine<'_, D> {
         }
         loaded.notes().into_iter().for_each(output::note);
         let refused = loaded.refusal();
-        let load::Loaded { model, weights, plan, time, gpu, .. } = loaded;
-        Ok(Loaded { model, weights, plan, time, gpu: gpu.map(|gpu| gpu.index), refused })
+        let load::Loaded { model, drafter, weights, plan, time, gpu, .. } = loaded;
+        Ok(Loaded { model, drafter, weights, plan, time, gpu: gpu.map(|gpu| gpu.index), refused })
     }
 }
 
 /// Loads a model and starts its engine, with room for the maximum length of every sequence in the batch if memory
 /// allows.
-pub fn start(common: &Common, opened: Opened, config: EngineConfig) -> Result<bitnet::Model, CliError> {
+pub fn start(
+    common: &Common,
+    opened: Opened,
+    speculation: &Speculation,
+    config: EngineConfig,
+) -> Result<bitnet::Model, CliError> {
+    let draft = speculation.open(&opened.checkpoint)?;
+    let config = EngineConfig { max_draft: speculation.most(), ..config };
     let want = Want::engine(config.max_batch_size, config.max_draft, opened.checkpoint.spec.context);
-    let Loaded { model, plan, .. } = load(common, &opened.checkpoint, want)?;
-    let model = bitnet::Model::start(opened, model, config)?;
+    let Loaded { model, drafter, plan, .. } = load_drafting(common, &opened.checkpoint, &draft, want)?;
+    let model = bitnet::Model::start_drafting(opened, model, drafter, config)?;
     output::note(plan);
     Ok(model)
 }

@@ -35,13 +35,14 @@ mod thought;
 
 pub use compat::generation;
 pub use engine::{
-    Choice, Completion, DrainReport, Elapsed, Engine, EngineConfig, EngineStatus, Generated, Queue,
-    RequestHandle, StartError, Update, block_on, generate, metrics,
+    Choice, Completion, DraftModelError, Drafter, DrainReport, Elapsed, Engine, EngineConfig, EngineStatus,
+    Generated, HeadDrafter, ModelDrafter, Queue, RequestHandle, StartError, Update, block_on, generate,
+    generate_drafting, metrics,
 };
 pub use request::{
     Constraint, ConstraintError, End, FinishReason, GenerationConfig, GenerationError, InvalidConfig,
-    InvalidRequest, Output, Priority, Request, RequestError, SampleError, SubmitError, TokenLogprobs,
-    TokenSet,
+    InvalidRequest, Output, Predicted, Priority, Request, RequestError, SampleError, SubmitError,
+    TokenLogprobs, TokenSet,
 };
 pub use sample::TokenText;
 pub use schedule::BatchSizing;
@@ -61,9 +62,11 @@ pub mod sampling {
 
 /// Decides which tokens run in which step: the parts of an [`Engine`], for simulations, tests and benchmarks.
 pub mod scheduling {
-    pub use crate::engine::{Arrivals, Draws, Reader, StepFaults, StepLoop, StepTimes, Stepper};
+    pub use crate::engine::{
+        Arrivals, Asked, Drafting, Draws, Reader, StepFaults, StepLoop, StepTimes, Stepper,
+    };
     pub use crate::schedule::{
         BlockPool, Chain, Event, Pacer, Plan, PlannedRun, RunOutcome, SampledToken, Scheduler,
-        SchedulerConfig, SchedulerCounts, SeqId, Sequence, StepLoad, StepModel, StepOutcome,
+        SchedulerConfig, SchedulerCounts, SeqId, Sequence, Source, StepLoad, StepModel, StepOutcome,
     };
 }

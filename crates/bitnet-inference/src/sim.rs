@@ -8,13 +8,16 @@
 //! With state slots it also has a recurrent state: a hash of everything before, kept in the slot of a run and nowhere
 //! else, that decides the logits and the contents of blocks too. So a slot that is stale, swapped, or has seen a token
 //! twice changes every later answer. A forward pass that fails midway leaves the states of its runs undefined.
+//!
+//! Its draft head, if it has one, is always right: it computes the answer after a token from what it is given as the
+//! hidden state before it. So a hidden state of another token or sequence makes it wrong.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec, Run};
+use bitnet_model::{Batch, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run};
 
 /// Counts what a [`HashModel`] did.
 #[derive(Debug, Default)]
@@ -39,6 +42,9 @@ pub type Hook = Box<dyn FnMut(&Batch, Option<&mut Logits>) -> Result<(), Forward
 /// The content of a state slot that nothing has been computed into.
 const UNDEFINED: u64 = 0x00BA_DBAD_BADB_AD00;
 
+/// What decides the answer after a token: a hash of everything up to it, and the recurrent state.
+type Hidden = (u64, Option<u64>);
+
 /// The model; see the module.
 pub struct HashModel {
     spec: ModelSpec,
@@ -50,6 +56,10 @@ pub struct HashModel {
     taken: Vec<Option<u64>>,
     /// Scratch memory to find the highest logits of a row.
     order: Vec<f32>,
+    /// Whether there is a draft head.
+    head: bool,
+    /// The hidden states of the last pass, and those of the last pass of the head.
+    hidden: [Vec<Hidden>; 2],
     counts: Arc<Counts>,
     hook: Option<Hook>,
 }
@@ -70,7 +80,13 @@ impl HashModel {
         let states = vec![UNDEFINED; limits.state_slots];
         let taken = Vec::with_capacity(limits.max_tokens);
         let order = vec![0.0; vocab];
-        HashModel { spec, limits, slots, states, taken, order, counts: Arc::default(), hook: None }
+        let (counts, hidden) = (Arc::default(), Default::default());
+        HashModel { spec, limits, slots, states, taken, order, head: false, hidden, counts, hook: None }
+    }
+
+    /// Gives it a draft head.
+    pub fn with_draft_head(self) -> Self {
+        HashModel { head: true, ..self }
     }
 
     /// Calls `hook` before each step, without logits, and after it, with them.
@@ -200,6 +216,7 @@ impl Model for HashModel {
             }
             return Err(error);
         }
+        self.hidden[0].clear();
         let mut rows = logits.resize(batch.logit_rows().len(), vocab).chunks_exact_mut(vocab);
         let mut wanted = batch.logit_rows().iter().zip(batch.wanted()).peekable();
         for (at, run) in batch.runs().iter().enumerate() {
@@ -214,6 +231,9 @@ impl Model for HashModel {
                 assert!((token as usize) < vocab, "token {token} is not in the vocabulary");
                 self.slots[slot(p)] = next(state, &mut recurrent, p, token);
                 state = mix(state, self.slots[slot(p)]);
+                if self.head {
+                    self.hidden[0].push((state, recurrent));
+                }
                 if let Some((_, wanted)) = wanted.next_if(|(row, _)| **row == index) {
                     let row = rows.next().expect("one row for each wanted token");
                     fill(row, seen(state, recurrent));
@@ -226,6 +246,38 @@ impl Model for HashModel {
             Some(hook) => hook(batch, Some(logits)),
             None => Ok(()),
         }
+    }
+
+    fn has_draft_head(&self) -> bool {
+        self.head
+    }
+
+    fn draft(
+        &mut self,
+        batch: &Batch,
+        hidden: HiddenRows<'_>,
+        logits: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        let vocab = self.spec.vocab;
+        assert!(batch.tokens().len() <= self.limits.max_tokens, "more tokens than a step can have");
+        assert_eq!(batch.tokens().len(), hidden.rows().len(), "each token has a hidden state");
+        let mut rows = logits.resize(batch.logit_rows().len(), vocab).chunks_exact_mut(vocab);
+        let mut drafted = Vec::new();
+        for run in batch.runs() {
+            for (index, p) in run.tokens.clone().zip(run.start..) {
+                let row = hidden.rows()[index];
+                let (mut state, mut recurrent) =
+                    self.hidden[usize::from(matches!(hidden, HiddenRows::Drafted(_)))][row];
+                let slot = next(state, &mut recurrent, p + 1, batch.tokens()[index]);
+                state = mix(state, slot);
+                if batch.logit_rows().contains(&index) {
+                    fill(rows.next().expect("one row for each wanted token"), seen(state, recurrent));
+                    drafted.push((state, recurrent));
+                }
+            }
+        }
+        self.hidden[1] = drafted;
+        Ok(())
     }
 
     fn backend(&self) -> BackendInfo {

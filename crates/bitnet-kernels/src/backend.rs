@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
-    DeltaShape, DeltaWeights, Drawn, ExpertShape, Gate, Grouping, HeadCopy, HeadNorms, KernelError, KvShape,
-    Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
+    DeltaShape, DeltaWeights, Drawn, ExpertShape, Gate, Grouping, HeadCopy, HeadNorms, Int8Matrix,
+    KernelError, KvShape, Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
     gpu::{Counts, Recorded, tilings::Tiling},
 };
 
@@ -54,13 +54,15 @@ pub struct StepSize {
     pub vocab: usize,
 }
 
-/// A ternary matrix for [`Backend::linear`].
+/// A matrix for [`Backend::linear`].
 #[derive(Debug)]
 pub enum Weights<'a> {
     /// In the canonical layout.
     Ternary(Cow<'a, TernaryTensor>),
     /// Already packed for the CPU.
     Panels(Panels),
+    /// Not ternary: int8, with a scale for every block of columns.
+    Int8(Int8Matrix),
 }
 
 impl<'a> Weights<'a> {
@@ -69,6 +71,7 @@ impl<'a> Weights<'a> {
         match self {
             Weights::Ternary(weights) => weights.group(),
             Weights::Panels(panels) => panels.group(),
+            Weights::Int8(_) => Some(bitnet_tensor::quant::GROUP),
         }
     }
 
@@ -77,6 +80,7 @@ impl<'a> Weights<'a> {
         Ok(match self {
             Weights::Ternary(weights) => weights,
             Weights::Panels(panels) => Cow::Owned(panels.unpack(0..panels.rows())?),
+            Weights::Int8(_) => return Err(KernelError::NoInt8),
         })
     }
 }
@@ -99,6 +103,12 @@ impl<'a> From<&'a TernaryTensor> for Weights<'a> {
 impl From<TernaryTensor> for Weights<'_> {
     fn from(weights: TernaryTensor) -> Self {
         Weights::Ternary(Cow::Owned(weights))
+    }
+}
+
+impl From<Int8Matrix> for Weights<'_> {
+    fn from(weights: Int8Matrix) -> Self {
+        Weights::Int8(weights)
     }
 }
 
@@ -189,7 +199,7 @@ pub trait Backend: Send {
         grouping: Grouping,
     ) -> Result<Self::Int8Rows, KernelError>;
     /// Packs a matrix for [`Backend::bit_linear`] (order [`RowOrder::Plain`]) or for the operation named by `order`. It
-    /// multiplies activations with the [`Grouping`] of its scales.
+    /// multiplies activations with the [`Grouping`] of its scales; an int8 matrix, activations in groups.
     fn linear<'a>(
         &mut self,
         weights: impl Into<Weights<'a>>,

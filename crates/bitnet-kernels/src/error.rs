@@ -33,6 +33,11 @@ pub enum KernelError {
     /// The device has no kernels for a part of the model.
     #[error("this device cannot compute {what}: run the model on the CPU (--device cpu)")]
     NotOnDevice { what: &'static str },
+    /// This backend has no products with int8 matrices.
+    #[error(
+        "this device does not multiply int8 weights: compute on the CPU, or draft without the model's head"
+    )]
+    NoInt8,
     /// There is no usable GPU, or it failed.
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),

@@ -45,6 +45,7 @@ mod draw;
 mod error;
 pub mod gpu;
 mod heap;
+mod int8;
 mod kv;
 mod operation;
 pub mod order;
@@ -61,6 +62,7 @@ pub use cpu::{Cpu, HeadCopy, HeadCounts, Isa, Panels, on_huge_pages};
 pub use draw::{Drawn, SamplingParams, Wanted};
 pub use error::KernelError;
 pub use heap::trim_heap;
+pub use int8::Int8Matrix;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use operation::{
     DeltaShape, DeltaWeights, ExpertShape, Gate, Grouping, HeadNorms, Norm, Norms, Rotate, RowOrder,

@@ -214,6 +214,7 @@ impl Part {
     fn expected(self, spec: &ModelSpec, layer: usize) -> impl Iterator<Item = Expected> + use<> {
         let ternary = if spec.grouped.projections { TensorKind::Grouped } else { TensorKind::Ternary };
         let name = self.tensor(layer);
+        let ternary = if layer < spec.layers { ternary } else { TensorKind::Dense };
         let norm = |name: String, shape| Expected { name, kind: TensorKind::Norm, shape };
         if !self.present(spec, layer) {
             return [None, None].into_iter().flatten();
@@ -359,6 +360,40 @@ pub(crate) fn expected(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '_ 
     [first].into_iter().chain(layers).chain([norm]).chain(head)
 }
 
+/// The tensors of a draft head besides its layer: Hugging Face's name, and GGUF's within the head's block.
+const DRAFT_HEAD: [(&str, &str); 4] = [
+    ("mtp.fc.weight", "nextn.eh_proj.weight"),
+    ("mtp.pre_fc_norm_embedding.weight", "nextn.enorm.weight"),
+    ("mtp.pre_fc_norm_hidden.weight", "nextn.hnorm.weight"),
+    ("mtp.norm.weight", "nextn.shared_head_norm.weight"),
+];
+
+/// The projection of an embedding and a hidden state to the input of a draft head's layer, the norms of both, and the
+/// norm of its output.
+pub(crate) const DRAFT_PROJECTION: &str = DRAFT_HEAD[0].0;
+pub(crate) const DRAFT_EMBEDDING_NORM: &str = DRAFT_HEAD[1].0;
+pub(crate) const DRAFT_HIDDEN_NORM: &str = DRAFT_HEAD[2].0;
+pub(crate) const DRAFT_NORM: &str = DRAFT_HEAD[3].0;
+
+/// The tensors of a draft head, in the order of a pass. Its layer has the number after the model's last, as in GGUF files.
+pub(crate) fn draft_head(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '_ {
+    let own = |name: &str| {
+        let (kind, shape) = match name {
+            DRAFT_PROJECTION => (TensorKind::Dense, vec![spec.hidden, 2 * spec.hidden]),
+            _ => (TensorKind::Norm, vec![spec.hidden]),
+        };
+        Expected { name: name.into(), kind, shape }
+    };
+    let layer = PARTS.iter().flat_map(|(part, ..)| part.expected(spec, spec.layers));
+    DRAFT_HEAD[..3].iter().map(move |(name, _)| own(name)).chain(layer).chain([own(DRAFT_NORM)])
+}
+
+/// The name of a draft head's tensor in a checkpoint of Hugging Face, where its layer is the first of its own.
+pub(crate) fn stored_of_draft_head(name: &str, spec: &ModelSpec) -> String {
+    let layer = format!("model.layers.{}.", spec.layers);
+    stored(&name.strip_prefix(&layer).map_or_else(|| name.into(), |part| format!("mtp.layers.0.{part}")))
+}
+
 pub(crate) const FINAL_NORM: &str = OUTER[1].0;
 
 pub(crate) const EMBEDDING: &str = OUTER[0].0;
@@ -396,6 +431,9 @@ pub(crate) fn of_embedding_model(name: &str) -> String {
 pub(crate) fn gguf(name: &str, spec: &ModelSpec) -> Option<String> {
     if let Some((_, gguf)) = OUTER.iter().find(|(hf, _)| *hf == name) {
         return Some((*gguf).into());
+    }
+    if let Some((_, gguf)) = DRAFT_HEAD.iter().find(|(hf, _)| *hf == name) {
+        return Some(format!("blk.{}.{gguf}", spec.layers));
     }
     if let Some(path) = name.strip_suffix(LINEAR_NORM) {
         let weight = format!("{path}.weight");
@@ -450,6 +488,9 @@ pub(crate) fn of_experts(name: &str) -> (impl Fn(usize) -> String + '_, String) 
 /// The usual name of a tensor that a wrapper of the language model stores under another.
 pub(crate) fn unwrapped(name: &str) -> String {
     for (wrapped, usual) in [
+        ("model.mtp.", "mtp."),
+        ("language_model.mtp.", "mtp."),
+        ("model.language_model.mtp.", "mtp."),
         ("model.language_model.", "model."),
         ("language_model.model.", "model."),
         ("language_model.lm_head.", "lm_head."),

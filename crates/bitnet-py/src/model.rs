@@ -96,11 +96,12 @@ impl Model {
     /// :param batch_size: maximum number of requests computed together, 8 by default. Others wait.
     /// :param context: maximum number of tokens in a request; the model's context by default.
     /// :param speculate: maximum number of drafted tokens for a sequence in a step; 0 by default.
+    /// :param draft: what drafts them: `auto`, `head`, `ngram`, `none`, or a smaller model with the same vocabulary.
     /// :param progress: called with the file being downloaded or `loading`, the amount done, and the total.
     #[staticmethod]
     #[pyo3(signature = (
         model, *, device="auto", threads=None, memory=None, kv=None, batch_size=None, context=None, speculate=None,
-        progress=None
+        draft="auto", progress=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn load(
@@ -113,12 +114,14 @@ impl Model {
         batch_size: Option<usize>,
         context: Option<usize>,
         speculate: Option<usize>,
+        draft: &str,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Model> {
         let model: String = py.import("os")?.call_method1("fspath", (model,))?.extract()?;
         let device = parsed(py, "device", device)?;
         let memory = memory.map(|memory| parsed(py, "memory", &memory.str()?.to_string())).transpose()?;
         let kv = kv.map(|kv| parsed(py, "kv", kv)).transpose()?;
+        let draft = parsed(py, "draft", draft)?;
         let settings = move |mut builder: Builder| {
             builder = builder.device(device);
             if let Some(threads) = threads {
@@ -136,7 +139,7 @@ impl Model {
             if let Some(tokens) = context {
                 builder = builder.context(tokens);
             }
-            builder.drafts(speculate.unwrap_or(0))
+            builder.drafts(speculate.unwrap_or(0)).draft(draft)
         };
         let opened = open(py, &model, settings, progress)?;
         Ok(Model { open: Mine::new(Mutex::new(Some(opened))), bridge: Bridge::default() })

@@ -121,7 +121,7 @@ const GPU_GAUGES: [Kept; 3] = [
     }),
 ];
 
-const KEPT_COUNTERS: [Kept; 9] = [
+const KEPT_COUNTERS: [Kept; 11] = [
     ("bitnet_preemptions_total", "Times a sequence had to give its blocks back.", |e| {
         e.status().scheduler.preemptions
     }),
@@ -138,6 +138,14 @@ const KEPT_COUNTERS: [Kept; 9] = [
     ("bitnet_spec_accepted_tokens_total", "Drafted tokens that were accepted.", |e| {
         e.status().scheduler.accepted
     }),
+    ("bitnet_spec_runs_total", "Times that a sequence got drafts in a step.", |e| {
+        e.status().scheduler.drafted_runs
+    }),
+    (
+        "bitnet_spec_drafter_faults_total",
+        "Failures of the drafter, which cost drafts and nothing else.",
+        |e| e.status().faults.drafter,
+    ),
     ("bitnet_step_faults_total", "Forward passes that failed.", |e| e.status().faults.failed_forwards),
     ("bitnet_step_retries_total", "Forward passes tried again, whole or halved.", |e| {
         e.status().faults.retries
@@ -157,6 +165,22 @@ const GPU_COUNTERS: [Kept; 4] = [
     ("bitnet_gpu_recording_failures_total", "Recordings that the driver failed to make or to run.", |e| {
         e.status().device.map_or(0, |d| d.counts.unrecorded)
     }),
+];
+
+/// Where drafts come from, with how many were made and how many accepted.
+const DRAFTS: [(&str, Read, Read); 4] = [
+    ("forced", |e| e.status().scheduler.sources[0][0], |e| e.status().scheduler.sources[0][1]),
+    ("prediction", |e| e.status().scheduler.sources[1][0], |e| e.status().scheduler.sources[1][1]),
+    ("text", |e| e.status().scheduler.sources[2][0], |e| e.status().scheduler.sources[2][1]),
+    ("drafter", |e| e.status().scheduler.sources[3][0], |e| e.status().scheduler.sources[3][1]),
+];
+
+/// Places of a run of drafts, with how many drafts there were accepted; the last is for all later places.
+const PLACES: [(&str, Read); 4] = [
+    ("1", |e| e.status().scheduler.accepted_at[0]),
+    ("2", |e| e.status().scheduler.accepted_at[1]),
+    ("3", |e| e.status().scheduler.accepted_at[2]),
+    ("4+", |e| e.status().scheduler.accepted_at[3]),
 ];
 
 /// Causes for which sequences fail alone.
@@ -376,9 +400,23 @@ fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Read)> {
     let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by cause.");
     let faults = registered(r, IntCounterVec::new(faults, &["kind"]).expect("valid"));
     let faults = FAULTS.into_iter().map(|(kind, read)| (faults.with_label_values(&[kind]), read));
+    let by_label = |name, help, label| {
+        registered(r, IntCounterVec::new(Opts::new(name, help), &[label]).expect("valid"))
+    };
+    let help = "Tokens drafted, by where they come from; forced ones cannot be rejected.";
+    let drafted = by_label("bitnet_spec_source_drafted_tokens_total", help, "source");
+    let help = "Drafted tokens that were accepted, by where they come from.";
+    let accepted = by_label("bitnet_spec_source_accepted_tokens_total", help, "source");
+    let help = "Drafted tokens that were accepted, by their place in a run of drafts.";
+    let placed = by_label("bitnet_spec_position_accepted_tokens_total", help, "position");
+    let drafts = DRAFTS.into_iter().flat_map(|(source, made, kept)| {
+        [(&drafted, made), (&accepted, kept)].map(|(of, read)| (of.with_label_values(&[source]), read))
+    });
+    let places = PLACES.into_iter().map(|(place, read)| (placed.with_label_values(&[place]), read));
+    let labelled: Vec<(IntCounter, Read)> = drafts.chain(places).collect();
     let of_gpu = GPU_COUNTERS.into_iter().filter(|_| device);
     let kept = KEPT_COUNTERS.into_iter().chain(of_gpu);
-    kept.map(|(name, help, read)| (counter(r, name, help), read)).chain(faults).collect()
+    kept.map(|(name, help, read)| (counter(r, name, help), read)).chain(faults).chain(labelled).collect()
 }
 
 fn registered<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> C {

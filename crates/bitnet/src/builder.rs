@@ -3,10 +3,10 @@
 use std::fmt;
 
 use bitnet_inference::EngineConfig;
-use bitnet_kernels::{Isa, KvType};
+use bitnet_kernels::{Isa, KvType, gpu::Cuda};
 
 use crate::{
-    Error, Memory, Model,
+    Draft, Error, Memory, Model,
     load::{self, Device, Machine, Want},
     open::{self, Opened},
 };
@@ -18,6 +18,7 @@ pub struct Builder {
     batch_size: usize,
     context: Option<usize>,
     engine: EngineConfig,
+    draft: Draft,
     progress: Progress,
 }
 
@@ -31,6 +32,7 @@ impl Default for Builder {
             batch_size: 8,
             context: None,
             engine: EngineConfig::default(),
+            draft: Draft::default(),
             progress: Box::new(|_, _, _| {}),
         }
     }
@@ -87,6 +89,12 @@ impl Builder {
         self
     }
 
+    /// Sets what drafts these tokens; [`Draft::Auto`] by default.
+    pub fn draft(mut self, draft: Draft) -> Self {
+        self.draft = draft;
+        self
+    }
+
     /// Changes other settings of the engine, such as queue limits, waiting times and the recorder.
     pub fn engine(mut self, change: impl FnOnce(&mut EngineConfig)) -> Self {
         change(&mut self.engine);
@@ -113,10 +121,16 @@ impl Builder {
     pub fn load(mut self, mut opened: Opened) -> Result<Model, Error> {
         let spec = &mut opened.checkpoint.spec;
         spec.context = spec.context.min(self.context.unwrap_or(usize::MAX));
-        let want = Want::engine(self.batch_size, self.engine.max_draft, spec.context);
+        let draft = match self.engine.max_draft {
+            0 => Draft::None,
+            _ => self.draft.clone(),
+        };
+        let draft = draft.open(&opened.checkpoint, &mut self.progress)?;
+        let max_draft = draft.most(self.engine.max_draft);
+        let want = Want::engine(self.batch_size, max_draft, opened.checkpoint.spec.context);
         let mut report = |done, all| (self.progress)("loading", done as u64, all as u64);
-        let loaded = load::load(&self.machine, &opened.checkpoint, want, &mut report)?;
-        let engine = EngineConfig { max_batch_size: self.batch_size, ..self.engine };
+        let loaded = load::load_by(&self.machine, Cuda::open, &opened.checkpoint, &draft, want, &mut report)?;
+        let engine = EngineConfig { max_batch_size: self.batch_size, max_draft, ..self.engine };
         Model::start_loaded(opened, loaded, engine)
     }
 }

@@ -4,7 +4,9 @@ use std::fmt;
 
 #[cfg(feature = "hub")]
 use bitnet_hub::HubError;
-use bitnet_inference::{GenerationError, InvalidRequest, RequestError, StartError, SubmitError};
+use bitnet_inference::{
+    DraftModelError, GenerationError, InvalidRequest, RequestError, StartError, SubmitError,
+};
 use bitnet_kernels::{KernelError, KvType, gpu::GpuError};
 use bitnet_model::{ForwardError, ModelError};
 
@@ -42,6 +44,12 @@ pub enum Error {
     MemoryUnknown,
     /// The requested cache type is not supported on a GPU.
     GpuCache { kv: KvType },
+    /// The model was to draft with a head that its files do not have.
+    NoDraftHead { model: String },
+    /// The model's head cannot draft on this device.
+    DraftHeadOnGpu,
+    /// A model cannot draft for another one.
+    Draft(#[from] DraftModelError),
     /// The engine did not start.
     Start(#[from] StartError),
     /// The request needs a tokenizer, but the model has none.
@@ -75,6 +83,15 @@ impl fmt::Display for Error {
                 ("this system does not report how much memory is available".into(), "memory")
             }
             Error::GpuCache { kv } => (format!("a GPU keeps keys and values in bf16, not in {kv}"), "cache"),
+            Error::NoDraftHead { model } => {
+                ("the model has no head that drafts tokens".into(), model.as_str())
+            }
+            Error::DraftHeadOnGpu => ("the head that drafts tokens runs on the CPU only".into(), "device"),
+            Error::Draft(e) => {
+                let text = e.to_string();
+                let what = text.rsplit_once(": ").map_or(&*text, |(what, _)| what);
+                (what.into(), "draft")
+            }
             Error::Start(e) => (e.to_string(), "engine"),
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
             Error::NoEmbeddings { model } => ("the model does not embed texts".into(), model.as_str()),
@@ -103,6 +120,15 @@ impl Error {
             Error::Memory { .. } => "free memory, or use a smaller model, batch or context",
             Error::MemoryUnknown => "give bytes instead of a percentage",
             Error::GpuCache { .. } => "leave the type unset, or compute on the CPU",
+            Error::NoDraftHead { .. } => {
+                "draft with auto, ngram or a smaller model, or use files that have the head, such as a GGUF file with \
+                 nextn tensors or a folder with model_mtp.safetensors"
+            }
+            Error::DraftHeadOnGpu => "compute on the CPU, or draft with auto, ngram or a smaller model",
+            Error::Draft(e) => {
+                let text = e.to_string();
+                return text.rsplit_once(": ").map_or("report this", |(_, cure)| cure).to_owned();
+            }
             Error::Start(_) => "give at least 1 for every limit",
             Error::NoTokenizer { .. } => {
                 "give token ids, or put the model's tokenizer.json next to its weights"

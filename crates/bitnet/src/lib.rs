@@ -44,6 +44,7 @@
 
 mod answer;
 mod builder;
+mod draft;
 mod embedding;
 mod error;
 pub mod load;
@@ -61,6 +62,7 @@ pub mod thought;
 
 pub use answer::{Answer, Piece, Pieces};
 pub use builder::Builder;
+pub use draft::{Draft, OpenDraft};
 pub use embedding::Embedding;
 pub use error::Error;
 pub use load::Device;

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bitnet_inference::{Drafter, HeadDrafter, ModelDrafter};
 use bitnet_kernels::{
     Backend, Cpu, Isa, KernelError, KvType,
     gpu::{Cuda, Driver, Gpu, GpuError, RecordingState},
@@ -15,7 +16,11 @@ use bitnet_kernels::{
 use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelError, ModelSpec, Transformer};
 
 pub use crate::sizes::{Home, WeightBytes};
-use crate::{Error, Memory, SystemMemory, memory::Budget};
+use crate::{
+    Error, Memory, SystemMemory,
+    draft::{Head, OpenDraft},
+    memory::Budget,
+};
 
 /// Maximum number of tokens in a step of an engine.
 const STEP: usize = 512;
@@ -93,6 +98,8 @@ impl Want {
 pub struct Loaded {
     /// The model.
     pub model: Box<dyn Model>,
+    /// What drafts for it, if anything besides the text does.
+    pub drafter: Option<Box<dyn Drafter>>,
     /// Sizes of the weights.
     pub weights: WeightBytes,
     /// The plan of its memory.
@@ -230,8 +237,8 @@ impl Machine {
 /// Receives the number of layers loaded and the total.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 
-/// Loads a model within the memory limit. [`Device::Auto`] uses the first GPU that it can, or else the CPU and reports
-/// why.
+/// Loads a model within the memory limit, without its draft head. [`Device::Auto`] uses the first GPU that it can, or
+/// else the CPU and reports why.
 ///
 /// # Errors
 /// If the device is not usable, the model does not fit into memory, or its files are damaged.
@@ -241,25 +248,27 @@ pub fn load(
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
-    load_by(machine, Cuda::open, checkpoint, want, progress)
+    load_by(machine, Cuda::open, checkpoint, &OpenDraft::default(), want, progress)
 }
 
-/// As [`load`], with a GPU opened through any driver; `open` gets the number of the GPU.
+/// As [`load`], with what drafts for the model, and with a GPU opened through any driver; `open` gets the number of the
+/// GPU.
 pub fn load_by<D: Driver + 'static>(
     machine: &Machine,
     open: impl Fn(usize) -> Result<D, GpuError>,
     checkpoint: &Checkpoint,
+    draft: &OpenDraft,
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
     match machine.device {
-        Device::Cpu => return on_cpu(machine, checkpoint, want, progress),
-        Device::Cuda(index) => return on_gpu(machine, &open, index, checkpoint, want, progress),
+        Device::Cpu => return on_cpu(machine, checkpoint, draft, want, progress),
+        Device::Cuda(index) => return on_gpu(machine, &open, index, checkpoint, draft, want, progress),
         Device::Auto => {}
     }
     let mut refused = Vec::new();
     loop {
-        match on_gpu(machine, &open, refused.len(), checkpoint, want, &mut *progress) {
+        match on_gpu(machine, &open, refused.len(), checkpoint, draft, want, &mut *progress) {
             Ok(loaded) => return Ok(Loaded { refused, ..loaded }),
             Err(Error::Gpu(GpuError::NoDevice { .. })) if !refused.is_empty() => break,
             Err(why) => {
@@ -271,7 +280,7 @@ pub fn load_by<D: Driver + 'static>(
             }
         }
     }
-    Ok(Loaded { refused, ..on_cpu(machine, checkpoint, want, progress)? })
+    Ok(Loaded { refused, ..on_cpu(machine, checkpoint, draft, want, progress)? })
 }
 
 /// Whether another GPU may do what this one could not.
@@ -292,16 +301,17 @@ pub fn another_may_serve(error: &Error) -> bool {
 fn on_cpu(
     machine: &Machine,
     checkpoint: &Checkpoint,
+    draft: &OpenDraft,
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
-    let mut cpu = machine.cpu()?;
-    if want.all_logits {
-        cpu = cpu.for_all_logits();
-    }
-    let home = Home::Cpu(cpu.kv_type());
+    let cpu = || {
+        let cpu = machine.cpu()?;
+        Ok(if want.all_logits { cpu.for_all_logits() } else { cpu })
+    };
+    let home = Home::Cpu(machine.kv.unwrap_or_default());
     let available = SystemMemory::now().available_bytes;
-    on(cpu, home, (machine.memory, available), checkpoint, want, progress)
+    on(cpu, home, (machine.memory, available), checkpoint, draft, want, progress)
 }
 
 fn on_gpu<D: Driver + 'static>(
@@ -309,6 +319,7 @@ fn on_gpu<D: Driver + 'static>(
     open: impl Fn(usize) -> Result<D, GpuError>,
     index: usize,
     checkpoint: &Checkpoint,
+    draft: &OpenDraft,
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
@@ -317,35 +328,69 @@ fn on_gpu<D: Driver + 'static>(
     }
     let mut gpu = open(index).and_then(Gpu::new)?;
     let used = UsedGpu { index, recordings: gpu.recordings().clone() };
-    if want.all_logits {
-        gpu = gpu.for_all_logits();
-    }
     let available = gpu.driver().free_memory()?;
     let memory = (machine.memory, Some(available as u64));
-    Ok(Loaded { gpu: Some(used), ..on(gpu, Home::Gpu, memory, checkpoint, want, progress)? })
+    if draft.head == Head::Required {
+        return Err(Error::DraftHeadOnGpu);
+    }
+    let mut first = Some(gpu);
+    let backend = || {
+        let gpu = first.take().map_or_else(|| open(index).and_then(Gpu::new), Ok)?;
+        Ok(if want.all_logits { gpu.for_all_logits() } else { gpu })
+    };
+    Ok(Loaded { gpu: Some(used), ..on(backend, Home::Gpu, memory, checkpoint, draft, want, progress)? })
 }
 
 fn on<B: Backend + 'static>(
-    backend: B,
+    mut backend: impl FnMut() -> Result<B, Error>,
     home: Home,
     memory: (Option<Memory>, Option<u64>),
     checkpoint: &Checkpoint,
+    draft: &OpenDraft,
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
     let start = Instant::now();
-    let spec = &checkpoint.spec;
-    let weights = home.weights(checkpoint, !backend.shortlists())?;
-    let plan = plan(memory, home, spec, weights.total, want)?;
-    let model = Transformer::load(spec, &*checkpoint.tensors, backend, plan.limits, progress)?;
+    let own = backend()?;
+    let all_logits = !own.shortlists();
+    let head = draft.head != Head::Unused && home != Home::Gpu;
+    let spec = ModelSpec { draft_head: head, ..checkpoint.spec.clone() };
+    let weights = home.weights(checkpoint, all_logits)?;
+    let mut beside = Beside { weights: if head { home.draft_head(checkpoint) } else { 0 }, model: None };
+    if let Some(smaller) = &draft.model {
+        beside.weights += home.weights(smaller, all_logits)?.total;
+        beside.model = Some(&smaller.spec);
+    }
+    let plan = plan(memory, home, &spec, weights.total, beside, want)?;
+    let model = Transformer::load(&spec, &*checkpoint.tensors, own, plan.limits, progress)?;
+    let drafter: Option<Box<dyn Drafter>> = match &draft.model {
+        Some(smaller) => {
+            let limits = Limits { state_slots: 0, ..plan.limits };
+            let smaller =
+                Transformer::load(&smaller.spec, &*smaller.tensors, backend()?, limits, &mut |_, _| {})?;
+            Some(Box::new(ModelDrafter::new(Box::new(smaller), plan.limits)?))
+        }
+        None if head => Some(Box::new(HeadDrafter::new())),
+        None => None,
+    };
     Ok(Loaded {
         model: Box::new(model),
+        drafter,
         weights,
         plan,
         time: start.elapsed(),
         gpu: None,
         refused: Vec::new(),
     })
+}
+
+/// What drafts for a model takes memory beside it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Beside<'a> {
+    /// Bytes of weights.
+    weights: u64,
+    /// A smaller model, with steps and blocks of its own.
+    model: Option<&'a ModelSpec>,
 }
 
 /// How a model's memory is used.
@@ -399,20 +444,22 @@ fn plan(
     home: Home,
     spec: &ModelSpec,
     weights: u64,
+    beside: Beside<'_>,
     want: Want,
 ) -> Result<Plan, Error> {
     let rows = |step| if want.all_logits { step } else { want.sequences.max(1 + want.drafts) };
     let blocks = |tokens: usize| want.sequences * tokens.div_ceil(Batch::BLOCK_TOKENS);
-    let (block, state) = (home.block(spec), spec.state_bytes() as u64);
+    let of_smaller = beside.model.map_or(0, |smaller| home.block(smaller));
+    let (block, state) = (home.block(spec) + of_smaller, spec.state_bytes() as u64);
+    let weights = weights + beside.weights;
     let (most_states, least_states) = if state > 0 { (want.states, want.least_states) } else { (0, 0) };
     // One for a sequence and one for a snapshot.
     let useful_states = least_states.max(most_states.min(2));
     let bytes = |step, blocks: usize, states: usize| {
-        weights
-            + home.recordings(spec)
-            + home.step(spec, step, rows(step))
-            + blocks as u64 * block
-            + states as u64 * state
+        let smaller =
+            beside.model.map_or(0, |smaller| home.recordings(smaller) + home.step(smaller, step, rows(step)));
+        let steps = home.recordings(spec) + home.step(spec, step, rows(step)) + smaller;
+        weights + steps + blocks as u64 * block + states as u64 * state
     };
     let (most_blocks, least_blocks) = (blocks(want.tokens), blocks(want.least));
     // One request of the maximum length, or the minimum for every sequence if that is more.
@@ -456,7 +503,7 @@ mod tests {
         let weights = home.weights(&checkpoint, false)?.total;
         let tokens = checkpoint.spec.context;
         let want = Want { step: 512, least: 64, ..Want::sequences(sequences, tokens) };
-        plan((Some(Memory::Bytes(memory)), None), home, &checkpoint.spec, weights, want)
+        plan((Some(Memory::Bytes(memory)), None), home, &checkpoint.spec, weights, Beside::default(), want)
     }
 
     /// Plans an engine with a recurrent state of a quarter of a megabyte for each of two layers.
@@ -466,7 +513,14 @@ mod tests {
         let attends = (0..spec.layers).map(|layer| layer >= 2).collect();
         spec.hybrid = Some(Hybrid { attends, delta, float_alpha_beta: false });
         let want = Want::engine(sequences, 0, spec.context);
-        plan((Some(Memory::Bytes(memory)), None), Home::Cpu(KvType::F32), &spec, 10_000_000, want)
+        plan(
+            (Some(Memory::Bytes(memory)), None),
+            Home::Cpu(KvType::F32),
+            &spec,
+            10_000_000,
+            Beside::default(),
+            want,
+        )
     }
 
     #[test]
@@ -513,7 +567,9 @@ mod tests {
             let checkpoint = Checkpoint::demo().unwrap();
             let want = Want::engine(1, 0, checkpoint.spec.context);
             let open = |_| Err::<Cuda, _>(error());
-            let loaded = load_by(&Machine::default(), open, &checkpoint, want, &mut |_, _| {}).unwrap();
+            let draft = OpenDraft::default();
+            let loaded =
+                load_by(&Machine::default(), open, &checkpoint, &draft, want, &mut |_, _| {}).unwrap();
             assert!(loaded.refusal().is_some(), "the CPU was not requested");
             assert_eq!(!loaded.notes().is_empty(), noted, "{loaded:?}");
         }

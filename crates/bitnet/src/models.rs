@@ -6,7 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use bitnet_inference::{self as inference, Engine, EngineConfig, RequestHandle, TokenText, block_on};
+use bitnet_inference::{
+    self as inference, Drafter, Engine, EngineConfig, RequestHandle, TokenText, block_on,
+};
 use bitnet_model::{Checkpoint, Message, Tokenizer};
 use futures_util::future::join_all;
 
@@ -50,9 +52,22 @@ impl Model {
         weights: Box<dyn bitnet_model::Model>,
         config: EngineConfig,
     ) -> Result<Model, Error> {
+        Model::start_drafting(opened, weights, None, config)
+    }
+
+    /// As [`Model::start`], with what drafts for the model besides its texts.
+    ///
+    /// # Errors
+    /// If the engine does not start.
+    pub fn start_drafting(
+        opened: impl Into<Opened>,
+        weights: Box<dyn bitnet_model::Model>,
+        drafter: Option<Box<dyn Drafter>>,
+        config: EngineConfig,
+    ) -> Result<Model, Error> {
         let (limits, spec) = (weights.limits(), weights.spec());
         let plan = Plan { limits, context: spec.context, bytes: None, state_bytes: spec.state_bytes() };
-        Model::start_planned(opened.into(), weights, plan, config)
+        Model::start_planned(opened.into(), weights, drafter, plan, config)
     }
 
     pub(crate) fn start_loaded(
@@ -65,19 +80,20 @@ impl Model {
         opened
             .notes
             .extend(warnings.iter().map(|warning| format!("warning: {warning}")).chain(loaded.notes()));
-        Model::start_planned(opened, loaded.model, loaded.plan, config)
+        Model::start_planned(opened, loaded.model, loaded.drafter, loaded.plan, config)
     }
 
     fn start_planned(
         opened: Opened,
         weights: Box<dyn bitnet_model::Model>,
+        drafter: Option<Box<dyn Drafter>>,
         plan: Plan,
         config: EngineConfig,
     ) -> Result<Model, Error> {
         let Opened { checkpoint, path, notes } = opened;
         let text = checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
         let eos = config.eos.or_else(|| Some(checkpoint.defaults.eos.clone()));
-        let engine = Engine::start_boxed(weights, EngineConfig { eos, text, ..config })?;
+        let engine = Engine::start_drafting(weights, drafter, EngineConfig { eos, text, ..config })?;
         #[cfg(feature = "json")]
         let schemas = Schemas::new(checkpoint.tokenizer.clone(), &checkpoint.defaults.eos, engine.vocab());
         let inner = Inner {

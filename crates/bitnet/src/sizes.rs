@@ -1,6 +1,6 @@
 //! Sizes of a model's weights, activations and cache in a device's memory.
 
-use bitnet_kernels::{Cpu, KvShape, KvType, gpu};
+use bitnet_kernels::{Cpu, Int8Matrix, KvShape, KvType, gpu};
 use bitnet_model::{Batch, Checkpoint, Experts, ModelSpec, TensorKind};
 
 use crate::Error;
@@ -100,6 +100,15 @@ impl Home {
         Ok(bytes)
     }
 
+    /// Bytes of the weights of a model's draft head.
+    pub(crate) fn draft_head(self, checkpoint: &Checkpoint) -> u64 {
+        let bytes = |entry: &bitnet_model::TensorEntry| match entry.shape[..] {
+            [rows, cols] => Int8Matrix::bytes(rows, cols),
+            _ => 4 * entry.shape.iter().product::<usize>(),
+        };
+        checkpoint.tensors.draft_head().iter().map(bytes).sum::<usize>() as u64
+    }
+
     /// Bytes of the int8 copy of a dense output head.
     fn copy(self, rows: usize, cols: usize) -> usize {
         match self {
@@ -150,7 +159,9 @@ impl Home {
                 let int8 = spec.hidden + q + values + spec.ffn;
                 let groups = if spec.grouped.projections { int8 / 16 } else { 0 };
                 let head = if spec.grouped.head { spec.hidden + spec.hidden / 16 } else { 0 };
-                tokens * (token + groups) + rows * (4 * (spec.hidden + spec.vocab) + head)
+                // Hidden states that a draft head reads, and its own.
+                let draft = if spec.draft_head { 4 * spec.hidden } else { 0 };
+                tokens * (token + groups + 2 * draft) + rows * (4 * (spec.hidden + spec.vocab) + head + draft)
             }
             Home::Gpu => {
                 // Lists of blocks, positions, places and pieces; tokens are padded to 128.
@@ -190,7 +201,7 @@ impl Home {
             Home::Cpu(kv) => shape.cpu_bytes(kv),
             Home::Gpu => shape.gpu_bytes(),
         };
-        (spec.attention_layers() * cache + 4 * Batch::BLOCK_TOKENS * spec.rotary_width()) as u64
+        (spec.cached_layers() * cache + 4 * Batch::BLOCK_TOKENS * spec.rotary_width()) as u64
     }
 }
 

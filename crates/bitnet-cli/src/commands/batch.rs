@@ -26,12 +26,11 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
         max_batch_size: args.max_batch_size,
         // A fixed size: no prompt is split to keep the time between tokens short.
         sizing: BatchSizing::Fixed(args.max_batch_size),
-        max_draft: usize::from(args.speculation.speculate),
         mailbox: usize::MAX,
         ..EngineConfig::default()
     };
     let config = ServerConfig { request_timeout: Duration::MAX, ..ServerConfig::default() };
-    let service = serve::start(common, &args.model, engine, config)?;
+    let service = serve::start(common, &args.model, &args.speculation, engine, config)?;
     let bar = Progress::bytes_with_message("answering");
     let begun = Instant::now();
     let options = BatchOptions { return_tokens: args.return_tokens };

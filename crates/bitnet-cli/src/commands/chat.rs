@@ -37,9 +37,8 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let thinking = args.thinking.of(&opened.checkpoint)?;
     let config = config(&args.sampling, &opened.checkpoint.defaults);
     config.validate(opened.checkpoint.spec.vocab)?;
-    let max_draft = usize::from(args.speculation.speculate);
-    let engine = EngineConfig { max_batch_size: 1, max_draft, ..EngineConfig::default() };
-    let model = load::start(common, opened, engine)?;
+    let engine = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
+    let model = load::start(common, opened, &args.speculation, engine)?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let no_signals = |e: ctrlc::Error| CliError::refused(e, "Ctrl-C", "use `bitnet run` instead");

@@ -36,6 +36,9 @@ fn hybrid(spec: &ModelSpec) -> Vec<String> {
             delta.key_heads, delta.value_heads, delta.head_dim, delta.taps
         ));
     }
+    if spec.draft_head {
+        lines.push("draft head     predicts further tokens, for --draft head".into());
+    }
     if let Some(rotation) = &spec.rotation {
         let widths: Vec<String> = rotation.signs.keys().map(usize::to_string).collect();
         let signs =

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use bitnet::inference::{self, EngineConfig, Generated, GenerationConfig, TokenText, generate};
+use bitnet::inference::{
+    self, Drafter, EngineConfig, Generated, GenerationConfig, TokenText, generate_drafting,
+};
 use bitnet::model::{Checkpoint, GenerationDefaults, Message, Model};
 use bitnet::{Prompted, Request, thought::Split};
 use serde_json::json;
@@ -18,7 +20,7 @@ use crate::{
     commands::tokenize::stdin,
     error::CliError,
     input_text,
-    load::{Want, load},
+    load::{Loaded, Want, load_drafting},
     model_arg, output,
     printer::{AnswerReader, Printer},
 };
@@ -46,10 +48,10 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     // The prompt is shorter than the context, and needs room for one more token even if none is requested.
     let least = prompt.len() + 1;
     let tokens = prompt.len().saturating_add(config.max_new_tokens).clamp(least, context);
-    let drafts = usize::from(args.speculation.speculate);
+    let (draft, drafts) = (args.speculation.open(&checkpoint)?, args.speculation.most());
     let step = prompt.len().min(STEP).max(1 + drafts);
     let want = Want { step, least, ..Want::sequences(1, tokens).drafting(drafts) };
-    let mut model = load(common, &checkpoint, want)?.model;
+    let Loaded { mut model, drafter, .. } = load_drafting(common, &checkpoint, &draft, want)?;
     if model.spec().context < tokens {
         let held = model.spec().context;
         output::note(format_args!(
@@ -66,12 +68,12 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
             reader.token(token);
             Ok(())
         };
-        let generated = complete(&mut *model, request.clone(), &engine, read)?;
+        let generated = complete(&mut *model, drafter, request.clone(), &engine, read)?;
         reader.end(&generated.tail);
         return output::json(&report(&checkpoint, &*model, &request, reader.answer, &generated));
     }
     let mut printer = Printer::new(reader, args.thinking.shows());
-    let generated = complete(&mut *model, request, &engine, |token| printer.token(token))?;
+    let generated = complete(&mut *model, drafter, request, &engine, |token| printer.token(token))?;
     printer.end(&generated.tail)?;
 
     let info = model.backend();
@@ -147,6 +149,7 @@ pub(super) fn engine_config(checkpoint: &Checkpoint, max_draft: usize) -> Engine
 /// Runs a request and passes each token to `print` as it comes.
 fn complete(
     model: &mut dyn Model,
+    drafter: Option<Box<dyn Drafter>>,
     request: inference::Request,
     engine: &EngineConfig,
     mut print: impl FnMut(u32) -> io::Result<()>,
@@ -159,7 +162,7 @@ fn complete(
             ControlFlow::Break(())
         }
     };
-    let generated = generate(model, request, engine, each).map_err(CliError::Generate)?;
+    let generated = generate_drafting(model, drafter, request, engine, each).map_err(CliError::Generate)?;
     match failed {
         None => Ok(generated),
         Some(e) => Err(CliError::Stdout(e)),

@@ -20,7 +20,7 @@ use tracing_subscriber::{
 };
 
 use crate::{
-    args::{Common, ServeArgs},
+    args::{Common, ServeArgs, Speculation},
     error::CliError,
     load, model_arg, output,
 };
@@ -126,24 +126,24 @@ fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Se
     };
     let engine = EngineConfig {
         max_batch_size: args.max_batch_size,
-        max_draft: usize::from(args.speculation.speculate),
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
         step_limit: args.step_limit,
         sizing,
         ..EngineConfig::default()
     };
-    start(common, &args.model, engine, config)
+    start(common, &args.model, &args.speculation, engine, config)
 }
 
 /// Loads a model and starts its service.
 pub fn start(
     common: &Common,
     model: &str,
+    speculation: &Speculation,
     engine: EngineConfig,
     config: ServerConfig,
 ) -> Result<Service, CliError> {
-    let model = load::start(common, model_arg::open_files(model)?, engine)?;
+    let model = load::start(common, model_arg::open_files(model)?, speculation, engine)?;
     Ok(Service::new(model, config))
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bitnet_model::{Batch, Model};
 
 use super::config::EngineConfig;
+use super::drafter::Drafter;
 use super::step::{Reader, StepLoop};
 use super::stepper::Stepper;
 use crate::request::{End, FinishReason, GenerationConfig, GenerationError, Request, RequestError};
@@ -48,13 +49,24 @@ pub fn generate(
     engine: &EngineConfig,
     on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerationError> {
+    generate_drafting(model, None, request, engine, on_token)
+}
+
+/// As [`generate`], with a drafter.
+pub fn generate_drafting(
+    model: &mut dyn Model,
+    drafter: Option<Box<dyn Drafter>>,
+    request: Request,
+    engine: &EngineConfig,
+    on_token: impl FnMut(u32) -> ControlFlow<()>,
+) -> Result<Generated, GenerationError> {
     let context = model.spec().context.min(model.limits().kv_blocks * Batch::BLOCK_TOKENS);
     let config = GenerationConfig { n: 1, ..request.config };
     let request = Request { config, ..request };
     request.validate(model.spec().vocab, context, engine.text.is_some())?;
     let seed = request.config.seed.unwrap_or_else(fresh_seed);
     let scheduler = Scheduler::new(for_one(model, context, engine));
-    let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model)));
+    let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model))).drafting(drafter.map(|d| d as _));
     let mut text =
         Text { on_token, tokens: Vec::new(), stopped: false, end: None, drawn: 0, first: None, last: None };
     steps.scheduler.submit(0, 0, Arc::new(request), seed);
@@ -69,6 +81,7 @@ pub fn generate(
         end_token: None,
         thought_tokens: 0,
         cached_tokens: 0,
+        predicted: None,
     };
     let end = if stopped { cancelled } else { end.expect("the loop ends with the text")? };
     let SchedulerCounts { drafted, accepted, .. } = steps.scheduler.counts();

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, RwLock};
 mod arrivals;
 mod batcher;
 mod config;
+mod drafter;
 mod generate;
 mod handle;
 mod live;
@@ -32,7 +33,8 @@ mod worker;
 
 pub use arrivals::Arrivals;
 pub use config::{EngineConfig, StartError};
-pub use generate::{Generated, generate};
+pub use drafter::{Asked, DraftModelError, Drafter, Drafting, HeadDrafter, ModelDrafter};
+pub use generate::{Generated, generate, generate_drafting};
 pub use handle::{Choice, Completion, Elapsed, RequestHandle};
 pub use mailbox::Update;
 pub use park::block_on;
@@ -109,6 +111,15 @@ impl Engine {
 
     /// Like [`Engine::start`], with a boxed model.
     pub fn start_boxed(model: Box<dyn Model>, config: EngineConfig) -> Result<Engine, StartError> {
+        Self::start_drafting(model, None, config)
+    }
+
+    /// Like [`Engine::start_boxed`], with a drafter of up to [`EngineConfig::max_draft`] tokens.
+    pub fn start_drafting(
+        model: Box<dyn Model>,
+        drafter: Option<Box<dyn Drafter>>,
+        config: EngineConfig,
+    ) -> Result<Engine, StartError> {
         let limits = model.limits();
         let vocab = model.spec().vocab;
         let backend = model.backend();
@@ -144,7 +155,7 @@ impl Engine {
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();
         let worker = Worker::new(
-            StepLoop::new(scheduler, Stepper::new(model)),
+            StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter),
             submissions,
             commands,
             Arc::clone(&shared),

@@ -1,8 +1,9 @@
-//! The loop that computes tokens: plan, compute, commit, deliver.
+//! The loop that computes tokens: plan, draft, compute, commit, deliver.
 //! The engine's thread, `generate` and the benchmarks run it, each with its own [`Reader`].
 
 use std::time::{Duration, Instant};
 
+use super::drafter::Drafter;
 use super::stepper::{StepTimes, Stepper};
 use crate::schedule::{Plan, Scheduler, StepOutcome};
 
@@ -61,11 +62,20 @@ impl<'m> StepLoop<'m> {
         }
     }
 
+    /// The same loop, with a drafter.
+    #[must_use]
+    pub fn drafting(self, drafter: Option<Box<dyn Drafter + 'm>>) -> Self {
+        let Some(drafter) = drafter else { return self };
+        let (scheduler, stepper) = (self.scheduler.with_drafter(), self.stepper.with_drafter(drafter));
+        StepLoop { scheduler, stepper, ..self }
+    }
+
     /// Runs a step; returns false if there is nothing to compute.
     pub fn step(&mut self, reader: &mut impl Reader) -> bool {
         if !self.plan(reader) {
             return false;
         }
+        self.draft();
         self.compute();
         self.commit(reader);
         self.deliver(reader);
@@ -84,12 +94,17 @@ impl<'m> StepLoop<'m> {
         true
     }
 
+    fn draft(&mut self) {
+        self.stepper.draft(&mut self.scheduler, &mut self.plan);
+        self.times.draft = self.lap();
+    }
+
     fn compute(&mut self) {
         self.stepper.run(&self.scheduler, &self.plan, &mut self.outcome);
-        let plan = self.times.plan;
+        let StepTimes { plan, draft, .. } = self.times;
         let compute = self.lap();
-        self.times = StepTimes { plan, compute, ..self.stepper.times() };
-        self.outcome.micros = compute.as_micros() as u64;
+        self.times = StepTimes { plan, draft, compute, ..self.stepper.times() };
+        self.outcome.micros = (draft + compute).as_micros() as u64;
         self.drawn = self.outcome.drawn.len();
     }
 

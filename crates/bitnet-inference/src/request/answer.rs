@@ -48,6 +48,17 @@ pub struct End {
     pub thought_tokens: usize,
     /// How many tokens at the beginning of the prompt were in the prefix cache when the sequence first ran.
     pub cached_tokens: usize,
+    /// How well the request predicted its text; `None` if it did not.
+    pub predicted: Option<Predicted>,
+}
+
+/// How well a request predicted its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Predicted {
+    /// Tokens of the text that came as predicted.
+    pub accepted: usize,
+    /// Predicted tokens in whose place others came.
+    pub rejected: usize,
 }
 
 /// Log-probabilities (natural logarithm) at one position.

@@ -15,6 +15,13 @@ pub trait Constraint: fmt::Debug + Send + Sync {
     /// # Errors
     /// If there is no answer. The choice fails with the message; other choices are not affected.
     fn allow(&self, choice: u32, generated: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError>;
+
+    /// The only token that [`Constraint::allow`] would add, if there is only one and it is found with little work. Such
+    /// tokens are computed together, and no logits before them.
+    fn forced(&self, choice: u32, generated: &[u32]) -> Option<u32> {
+        let _ = (choice, generated);
+        None
+    }
 }
 
 /// A constraint failed to answer.
@@ -79,6 +86,14 @@ impl TokenSet {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
+    /// The token of a set of one.
+    pub fn only(&self) -> Option<u32> {
+        let mut tokens = (0..).zip(&self.words).filter(|(_, word)| **word != 0);
+        let (at, word) = tokens.next()?;
+        let single = word.is_power_of_two() && tokens.next().is_none();
+        single.then(|| 32 * at + word.trailing_zeros())
+    }
+
     /// Sets the logits of all other tokens of a row to negative infinity.
     pub(crate) fn forbid_others(&self, row: &mut [f32]) {
         for (logits, &word) in row.chunks_mut(32).zip(&self.words) {
@@ -110,6 +125,11 @@ mod tests {
         set.forbid_others(&mut row);
         let kept: Vec<u32> = (0..70).filter(|&t| row[t as usize] == 0.0).collect();
         assert_eq!(kept, held);
+        assert_eq!(set.only(), None);
+        set.clear();
+        assert_eq!(set.only(), None);
+        set.insert(64);
+        assert_eq!(set.only(), Some(64));
         set.clear();
         assert!(!(0..70).any(|t| set.contains(t)));
     }

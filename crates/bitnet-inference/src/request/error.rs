@@ -43,6 +43,9 @@ pub enum InvalidRequest {
     /// A token that ends a thought is not in the vocabulary.
     #[error("token {token} at the end of a thought is not in the vocabulary of {vocab} tokens")]
     UnknownEnding { token: u32, vocab: usize },
+    /// A token of the prediction is not in the vocabulary.
+    #[error("token {token} of the prediction is not in the vocabulary of {vocab} tokens")]
+    UnknownPrediction { token: u32, vocab: usize },
 }
 
 /// Why a request was refused.

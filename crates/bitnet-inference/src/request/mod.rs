@@ -9,7 +9,7 @@ mod config;
 mod constraint;
 mod error;
 
-pub use answer::{End, FinishReason, TokenLogprobs};
+pub use answer::{End, FinishReason, Predicted, TokenLogprobs};
 pub use config::{GenerationConfig, InvalidConfig};
 pub use constraint::{Constraint, ConstraintError, TokenSet};
 pub use error::{GenerationError, InvalidRequest, RequestError, SampleError, SubmitError};
@@ -95,6 +95,9 @@ pub struct Request {
     /// How the model writes thoughts before its answer: stop strings then apply to the answer only, and a thought can have
     /// a budget. `None` if the whole text is the answer.
     pub thought: Option<Arc<ThoughtRule>>,
+    /// Tokens of a text that the answer will probably share long parts with. They are drafts, so they change only the
+    /// speed.
+    pub prediction: Vec<u32>,
     /// Maximum time for the request, including queueing; then it fails with [`RequestError::Timeout`].
     pub timeout: Option<Duration>,
     /// Requests share the prefix cache only with requests that have the same salt.
@@ -134,6 +137,9 @@ impl Request {
         }
         if self.generated >= tokens {
             return Err(InvalidRequest::NothingPrompted { generated: self.generated, tokens });
+        }
+        if let Some(&token) = self.prediction.iter().find(|&&t| t as usize >= vocab) {
+            return Err(InvalidRequest::UnknownPrediction { token, vocab });
         }
         if !self.config.stop_strings.is_empty() && !text {
             return Err(InvalidRequest::NoText);

@@ -1,6 +1,7 @@
 //! Checks the scheduler's invariants: every block, state and sequence is in exactly one place.
 //! The simulation calls this after every step, the engine now and then.
 
+use super::draft::Source;
 use super::plan::{BLOCK, Plan};
 use super::{Scheduler, seq};
 
@@ -85,7 +86,8 @@ impl Scheduler {
                     return Err(format!("{:?} changes state {state}, which another run changes too", s.id));
                 }
             }
-            if !states.is_empty() && (s.kept.is_some() != (run.drafts > 0) || s.state.is_none()) {
+            let rejectable = run.drafts > 0 && run.source != Source::Forced;
+            if !states.is_empty() && (s.kept.is_some() != rejectable || s.state.is_none()) {
                 return Err(format!(
                     "{:?}: {} drafts, state {:?}, kept {:?}",
                     s.id, run.drafts, s.state, s.kept

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::blocks::Chain;
-use super::draft;
+use super::draft::Source;
 use super::event::Event;
 use super::plan::{BLOCK, Plan, PlannedRun};
 use super::{Scheduler, SchedulerConfig, report_released, seq, seq_mut};
@@ -48,6 +48,8 @@ pub struct StepOutcome {
     pub runs: Vec<RunOutcome>,
     /// All tokens drawn in the step.
     pub drawn: Vec<SampledToken>,
+    /// The only tokens that a constraint allows after those drawn for a run, which is given by its index.
+    pub forced: Vec<(usize, Vec<u32>)>,
     /// State slots whose copy failed, other than those of the plan's runs.
     pub failed_copies: Vec<u32>,
     /// Time of the step in microseconds.
@@ -72,6 +74,12 @@ impl Scheduler {
             }
         }
         outcome.drawn.clear();
+        for (run, forced) in outcome.forced.drain(..) {
+            let PlannedRun { slot, id, .. } = plan.runs[run];
+            if let Some(s) = self.slots[slot as usize].as_mut().filter(|s| s.id == id) {
+                s.forced = forced;
+            }
+        }
         // Paused sequences wait for their readers, not for a place.
         let wait = self.waiting.iter().map(|&slot| seq(&self.slots, slot)).filter(|s| s.paused.is_none());
         let (waiting, oldest) = wait.fold((0, now), |(n, oldest), s| (n + 1, oldest.min(s.since)));
@@ -100,7 +108,7 @@ impl Scheduler {
     fn advance(&mut self, run: &PlannedRun, drawn: &mut [SampledToken]) {
         let s = seq_mut(&mut self.slots, run.slot);
         s.computed = run.start + run.len - run.drafts;
-        s.tokens.truncate(s.tokens.len() - s.drafted);
+        s.tokens.truncate(s.confirmed());
         s.drafted = 0;
         if s.computed >= s.suspect {
             (s.suspect, s.losses) = (0, 0);
@@ -131,9 +139,15 @@ impl Scheduler {
             self.states.release(unused);
             s.computed = if accepted == run.drafts { s.computed } else { run.start };
         }
-        self.counts.accepted += accepted as u64;
-        if run.drafts > 0 {
-            draft::learn(s, run.drafts, accepted);
+        s.forced.clear();
+        let source = run.source as usize;
+        self.counts.sources[source][1] += accepted as u64;
+        if run.drafts > 0 && run.source != Source::Forced {
+            self.counts.accepted += accepted as u64;
+            self.counts.drafted_runs += 1;
+            (0..accepted).for_each(|at| self.counts.accepted_at[at.min(3)] += 1);
+            s.rates[source].learn(run.drafts, accepted);
+            self.rates[source].learn_of_any(run.drafts, accepted);
         }
         let mut finish = None;
         for drawn in drawn {
@@ -193,6 +207,10 @@ impl Scheduler {
             }
             report_released(events, released, s);
             s.tokens.push(token);
+            if let Some(prediction) = &mut s.prediction {
+                let generated = &s.tokens[s.request.prompt.len() - s.request.generated..];
+                prediction.follow(&s.request.prediction, generated);
+            }
             if finish.is_none() && s.tokens.len() >= s.end {
                 finish = Some(if s.end_is_context { FinishReason::Context } else { FinishReason::Length });
             }

@@ -1,87 +1,281 @@
-//! Drafts the next tokens of a text from its own past. A draft is computed as an ordinary row and kept only if the
-//! sampler draws the same token there, so drafting changes only the speed.
+//! Decides how many tokens to draft for each sequence of a step, and finds drafts in its own text.
+//! A draft is computed as an ordinary row and kept only if the sampler draws the same token there, so drafting changes
+//! only the speed.
 
 use super::pace::{StepLoad, StepModel};
-use super::sequence::Sequence;
 
 /// Minimum relative gain in speed for which drafts are made.
 const MIN_GAIN: f64 = 0.02;
-/// Number of tokens at the end of the text that must have occurred before.
-const PATTERN: usize = 3;
 /// Number of recent tokens that are searched, so that long texts cost no more than short ones.
 const WINDOW: usize = 2048;
+/// Number of places of a run whose rates are learned one by one; deeper ones count as the last.
+const PLACES: usize = 4;
 
-/// How many tokens to draft, at most `room`, in a step of `sequences` sequences whose load without drafts is
-/// `step`.
-pub(crate) fn depth(s: &Sequence, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
-    // Assume one success in two at first.
-    let rate = f64::from((s.drafts_accepted + 1.0) / (s.drafts_tried + 2.0));
-    // Draft a token now and then anyway, to notice when the text begins to repeat itself.
-    let probe = usize::from(s.tokens.len().is_multiple_of(32)).min(room);
-    let depth = if rate > 0.2 { best(rate, room, step, sequences, times) } else { 0 };
-    depth.max(probe)
+/// Where drafts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The constraint of the request allows no other tokens, so they cannot be rejected.
+    Forced,
+    /// The request predicts its text.
+    Prediction,
+    /// The text itself, where its last tokens occurred before.
+    Text,
+    /// A drafter: a head of the model, or a smaller model.
+    Drafter,
 }
 
-/// The number of drafts that maximises tokens per time, if each is right with probability `rate` given that those
-/// before it are. All sequences of the step wait for the drafts of one.
-fn best(rate: f64, room: usize, step: StepLoad, sequences: usize, times: &StepModel) -> usize {
-    let Some(without) = times.predict(step) else {
-        // As many as are likely to be accepted.
-        return room.min((2.0 * rate / (1.0 - rate).max(0.05)).ceil() as usize);
-    };
-    let (mut best, mut most, mut right) = (0, 1.0 + MIN_GAIN / sequences as f64, 0.0);
-    for drafts in 1..=room {
-        right += rate.powi(drafts as i32);
-        let with = times.predict(StepLoad { drafts: step.drafts + drafts, ..step });
-        let gain = with.map_or(0.0, |with| (1.0 + right / sequences as f64) * without / with);
-        if gain > most {
-            (best, most) = (drafts, gain);
+impl Source {
+    /// All sources.
+    pub const ALL: [Source; 4] = [Source::Forced, Source::Prediction, Source::Text, Source::Drafter];
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::Forced => "forced",
+            Source::Prediction => "prediction",
+            Source::Text => "text",
+            Source::Drafter => "drafter",
         }
     }
-    best
 }
 
-/// The position after the previous occurrence of the text's last tokens.
-pub(crate) fn find(tokens: &[u32], depth: usize) -> Option<usize> {
-    if depth == 0 || tokens.len() <= PATTERN {
+/// How often the drafts of one source were right at each place of a run, if those before them were; recent ones count
+/// more.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Rates {
+    tried: [f32; PLACES],
+    accepted: [f32; PLACES],
+}
+
+impl Rates {
+    /// Learns that the first `accepted` of `drafts` drafts of a sequence were right.
+    pub fn learn(&mut self, drafts: usize, accepted: usize) {
+        self.learn_slowly(drafts, accepted, 0.9);
+    }
+
+    /// Learns that the first `accepted` of `drafts` drafts of any sequence were right.
+    pub fn learn_of_any(&mut self, drafts: usize, accepted: usize) {
+        self.learn_slowly(drafts, accepted, 0.99);
+    }
+
+    fn learn_slowly(&mut self, drafts: usize, accepted: usize, keep: f32) {
+        for at in 0..drafts.min(accepted + 1) {
+            let place = at.min(PLACES - 1);
+            self.tried[place] = self.tried[place] * keep + 1.0;
+            self.accepted[place] = self.accepted[place] * keep + f32::from(u8::from(at < accepted));
+        }
+    }
+
+    /// The rates at each place, beside `weight` drafts at the rates of `prior`.
+    fn beside(&self, prior: [f64; PLACES], weight: f64) -> [f64; PLACES] {
+        std::array::from_fn(|at| {
+            (f64::from(self.accepted[at]) + weight * prior[at]) / (f64::from(self.tried[at]) + weight)
+        })
+    }
+
+    /// The rates of a sequence that belongs to a scheduler with these rates. One success in two is assumed at first.
+    pub fn of_sequence(&self, all: &Rates) -> [f64; PLACES] {
+        self.beside(all.beside([0.5; PLACES], 8.0), 2.0)
+    }
+}
+
+/// A decoding sequence that may get drafts in a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Candidate {
+    /// Index of its run.
+    pub run: usize,
+    pub source: Source,
+    /// Maximum number of drafts.
+    pub most: usize,
+    /// Where the drafts begin in what they are copied from; meaningless for [`Source::Drafter`].
+    pub from: usize,
+    /// Chance of each draft to be right, if those before it are.
+    pub rates: [f64; PLACES],
+    /// Whether to draft a token even if it does not pay, to notice when it begins to.
+    pub probe: bool,
+    /// Number of drafts to make.
+    pub given: usize,
+}
+
+impl Candidate {
+    /// The chance that the first `n` drafts are all right.
+    fn survival(&self, n: usize) -> f64 {
+        (0..n).map(|at| self.rates[at.min(PLACES - 1)]).product()
+    }
+
+    fn passes(&self) -> usize {
+        if self.source == Source::Drafter { self.given } else { 0 }
+    }
+}
+
+/// Sets how many drafts each candidate gets, `room` in total: those that maximise tokens per time for the step as a
+/// whole, whose load without drafts is `step`. All its sequences wait for the drafts of one, and for the drafter's
+/// deepest draft.
+pub(crate) fn allot(all: &mut [Candidate], step: StepLoad, room: usize, times: &StepModel) {
+    match times.predict(step) {
+        Some(time) => best(all, step, time, room, times),
+        None => likely(all, room),
+    }
+    let mut left = room - all.iter().map(|c| c.given).sum::<usize>();
+    for candidate in all.iter_mut().filter(|c| c.given == 0 && c.probe && c.most > 0) {
+        candidate.given = left.min(1);
+        left -= candidate.given;
+    }
+}
+
+/// Sets as many drafts as there are, for tests whose plans must not depend on times.
+pub(crate) fn allot_all(all: &mut [Candidate], room: usize) {
+    let mut left = room;
+    for candidate in all {
+        candidate.given = candidate.most.min(left);
+        left -= candidate.given;
+    }
+}
+
+/// As many as are likely to be right, while the times of steps are not known.
+fn likely(all: &mut [Candidate], room: usize) {
+    let mut left = room;
+    for candidate in all {
+        let rate = candidate.rates[0];
+        let likely = if rate > 0.2 { (2.0 * rate / (1.0 - rate).max(0.05)).ceil() as usize } else { 0 };
+        candidate.given = likely.min(candidate.most).min(left);
+        left -= candidate.given;
+    }
+}
+
+fn best(all: &mut [Candidate], step: StepLoad, time: f64, room: usize, times: &StepModel) {
+    let sequences = step.decodes.max(1) as f64;
+    let late = all.iter().filter(|c| c.source == Source::Drafter).map(|c| c.most);
+    let (mut most, mut passes) = ((sequences + MIN_GAIN) / time, None);
+    for deepest in 0..=late.max().unwrap_or(0) {
+        let speed = give(all, step, deepest, room, times);
+        // A pass that no draft comes from would be paid for nothing.
+        if speed > most && all.iter().map(Candidate::passes).max().unwrap_or(0) == deepest {
+            (most, passes) = (speed, Some(deepest));
+        }
+    }
+    match passes {
+        Some(passes) => drop(give(all, step, passes, room, times)),
+        None => all.iter_mut().for_each(|c| c.given = 0),
+    }
+}
+
+/// Gives drafts, those at the first place first, as long as each raises the tokens per time of a step in which the
+/// drafter makes `passes` passes; returns tokens per time.
+fn give(all: &mut [Candidate], step: StepLoad, passes: usize, room: usize, times: &StepModel) -> f64 {
+    let [row, drafted] = times.draft_costs();
+    let mut tokens = step.decodes.max(1) as f64;
+    let mut time = times.predict(StepLoad { passes, ..step }).unwrap_or(f64::MAX);
+    let mut left = room;
+    all.iter_mut().for_each(|c| c.given = 0);
+    let deepest = all.iter().map(|c| c.most).max().unwrap_or(0);
+    for place in 1..=deepest {
+        for candidate in all.iter_mut() {
+            let late = candidate.source == Source::Drafter;
+            let most = if late { candidate.most.min(passes) } else { candidate.most };
+            let cost = if late { row + drafted } else { row };
+            let chance = candidate.survival(place);
+            let pays = chance * time > cost * tokens;
+            if candidate.given + 1 == place && place <= most && left > 0 && pays {
+                candidate.given = place;
+                (tokens, time, left) = (tokens + chance, time + cost, left - 1);
+            }
+        }
+    }
+    tokens / time
+}
+
+/// The position after the previous occurrence of the text's last `pattern` tokens.
+pub(crate) fn find(tokens: &[u32], pattern: usize) -> Option<usize> {
+    if tokens.len() <= pattern {
         return None;
     }
     let past = &tokens[..tokens.len() - 1];
-    let pattern = &tokens[tokens.len() - PATTERN..];
+    let wanted = &tokens[tokens.len() - pattern..];
     let first = past.len().saturating_sub(WINDOW);
-    let at = past[first..].windows(PATTERN).rposition(|w| w == pattern)?;
-    Some(first + at + PATTERN)
-}
-
-/// Updates the acceptance rate; recent drafts count more.
-pub(crate) fn learn(s: &mut Sequence, tried: usize, accepted: usize) {
-    s.drafts_tried = s.drafts_tried * 0.9 + tried as f32;
-    s.drafts_accepted = s.drafts_accepted * 0.9 + accepted as f32;
+    let at = past[first..].windows(pattern).rposition(|w| w == wanted)?;
+    Some(first + at + pattern)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn drafts_that_pay_for_one_sequence_are_not_made_where_many_would_wait_for_them() {
+    fn candidate(source: Source, rate: f64) -> Candidate {
+        Candidate { run: 0, source, most: 4, from: 0, rates: [rate; PLACES], probe: false, given: 0 }
+    }
+
+    /// The drafts of each of `sequences` equal sequences.
+    fn given(source: Source, rate: f64, sequences: usize, times: &StepModel) -> usize {
+        let mut all = vec![candidate(source, rate); sequences];
+        let step = StepLoad { decodes: sequences, ..StepLoad::default() };
+        allot(&mut all, step, usize::MAX / 2, times);
+        assert!(all.iter().all(|c| c.given == all[0].given), "{all:?}");
+        all[0].given
+    }
+
+    /// Ten milliseconds plus one for each row; a pass of the drafter takes `pass` microseconds.
+    fn times(pass: usize) -> StepModel {
         let mut times = StepModel::default();
-        let load = |decodes| StepLoad { decodes, ..StepLoad::default() };
-        // Ten milliseconds plus one for each row.
-        (0..200).for_each(|i| times.observe(load(1 + i % 40), 10_000 + 1000 * (1 + i as u64 % 40)));
-        let best = |rate, sequences| best(rate, 4, load(sequences), sequences, &times);
-        assert_eq!((best(0.5, 1), best(0.5, 32)), (2, 0));
-        assert_eq!((best(0.95, 1), best(0.95, 32)), (4, 4));
-        assert_eq!(best(0.05, 1), 0, "nearly never right");
-        let unknown = StepModel::default();
-        assert_eq!(super::best(0.5, 4, load(1), 1, &unknown), 2);
+        for i in 0..400 {
+            let (decodes, passes) = (1 + i % 40, i / 3 % 4);
+            let drafts = passes * (1 + i % 5);
+            let load = StepLoad { decodes, passes, drafts, drafted: drafts, ..StepLoad::default() };
+            times.observe(load, (10_000 + 1000 * (decodes + drafts) + pass * passes) as u64);
+        }
+        times
+    }
+
+    #[test]
+    fn drafts_that_pay_for_one_sequence_are_not_made_where_rows_take_all_the_time() {
+        let times = times(0);
+        let text = |rate, sequences| given(Source::Text, rate, sequences, &times);
+        assert_eq!((text(0.5, 1), text(0.5, 32)), (2, 0));
+        assert_eq!((text(0.95, 1), text(0.95, 32)), (4, 2));
+        assert_eq!(text(0.05, 1), 0, "nearly never right");
+        assert_eq!(given(Source::Text, 0.5, 1, &StepModel::default()), 2, "times are unknown");
+    }
+
+    #[test]
+    fn a_pass_of_the_drafter_is_paid_by_all_sequences_together() {
+        let (times, step) = (times(3000), StepLoad { decodes: 4, ..StepLoad::default() });
+        let mut all = [candidate(Source::Drafter, 0.8); 4];
+        allot(&mut all[..1], step, 100, &times);
+        assert_eq!(all[0].given, 0, "four sequences would wait for the drafts of one");
+        allot(&mut all, step, 100, &times);
+        assert!(all.iter().all(|c| c.given > 0), "{all:?}");
+        let mut text = [candidate(Source::Text, 0.8)];
+        allot(&mut text, step, 100, &times);
+        assert!(text[0].given > 0, "drafts from the text need no pass");
+    }
+
+    #[test]
+    fn a_sequence_without_luck_gets_no_drafts_but_a_probe() {
+        let mut all = [candidate(Source::Text, 0.9), candidate(Source::Text, 0.01)];
+        all[1].probe = true;
+        allot(&mut all, StepLoad { decodes: 2, ..StepLoad::default() }, 8, &times(0));
+        assert_eq!(all.map(|c| c.given), [4, 1]);
+        allot(&mut all, StepLoad { decodes: 2, ..StepLoad::default() }, 3, &times(0));
+        assert_eq!(all.map(|c| c.given), [3, 0], "the room is limited");
+    }
+
+    #[test]
+    fn rates_are_learned_for_each_place_and_begin_at_those_of_all_sequences() {
+        let (mut all, mut own) = (Rates::default(), Rates::default());
+        assert_eq!(own.of_sequence(&all), [0.5; PLACES]);
+        (0..50).for_each(|_| all.learn_of_any(2, 1));
+        let [first, second, third, _] = own.of_sequence(&all);
+        assert!(first > 0.9 && second < 0.1 && third == 0.5, "{first} {second} {third}");
+        (0..50).for_each(|_| own.learn(1, 0));
+        assert!(own.of_sequence(&all)[0] < 0.2);
     }
 
     #[test]
     fn the_last_occurrence_is_followed() {
-        assert_eq!(find(&[1, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2, 3], 4), Some(7));
-        assert_eq!(find(&[1, 2, 3, 4, 5], 4), None);
-        assert_eq!(find(&[7, 7, 7, 7], 4), Some(3));
-        assert_eq!(find(&[7, 7, 7], 4), None);
+        assert_eq!(find(&[1, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2, 3], 3), Some(7));
+        assert_eq!(find(&[1, 2, 3, 4, 5], 3), None);
+        assert_eq!(find(&[7, 7, 7, 7], 3), Some(3));
+        assert_eq!(find(&[7, 7, 7], 3), None);
+        assert_eq!(find(&[1, 2, 3, 9, 2, 3], 2), Some(3));
     }
 }

@@ -1,5 +1,6 @@
 //! What a scheduler reports: the events of each sequence, and counts of its own work.
 
+use super::draft::Source;
 use super::sequence::SeqId;
 use crate::request::{End, RequestError, TokenLogprobs};
 
@@ -31,8 +32,14 @@ pub struct SchedulerCounts {
     pub copied_blocks: u64,
     /// Recurrent states copied: as snapshots, from snapshots, and before drafts.
     pub copied_states: u64,
-    /// Tokens drafted.
+    /// Tokens drafted, without those that could not be rejected.
     pub drafted: u64,
     /// Drafted tokens that the sampler then drew.
     pub accepted: u64,
+    /// Tokens drafted by each [`Source`], and how many of them were accepted.
+    pub sources: [[u64; 2]; Source::ALL.len()],
+    /// How often the first, second and third draft of a run, and any later one, was accepted.
+    pub accepted_at: [u64; 4],
+    /// Runs with drafts.
+    pub drafted_runs: u64,
 }

@@ -24,10 +24,12 @@ mod check;
 mod commit;
 mod config;
 mod draft;
+mod drafting;
 mod event;
 mod needed_logits;
 mod pace;
 mod plan;
+mod prediction;
 mod requests;
 mod sequence;
 #[cfg(test)]
@@ -38,6 +40,7 @@ pub use blocks::{BlockPool, Chain};
 pub(crate) use commit::spell;
 pub use commit::{RunOutcome, SampledToken, StepOutcome};
 pub use config::SchedulerConfig;
+pub use draft::Source;
 pub use event::{Event, SchedulerCounts};
 pub use pace::{BatchSizing, Pacer, StepLoad, StepModel};
 pub use plan::{Plan, PlannedRun};
@@ -47,6 +50,8 @@ pub(crate) use needed_logits::needed;
 
 use crate::request::{End, FinishReason, RequestError};
 use crate::thought::ThoughtReader;
+use draft::{Candidate, Rates};
+use prediction::Prediction;
 use states::StatePool;
 
 /// The state machine that the module describes.
@@ -66,6 +71,14 @@ pub struct Scheduler {
     next_rank: u64,
     counts: SchedulerCounts,
     pace: Pacer,
+    /// Whether a drafter drafts for the decoding sequences of a step once it is planned.
+    drafter: bool,
+    /// Whether drafts are made without regard to the times of steps.
+    at_any_cost: bool,
+    /// How often drafts were right, for each [`Source`].
+    rates: [Rates; Source::ALL.len()],
+    /// The sequences that may get drafts in a step.
+    candidates: Vec<Candidate>,
     released: Vec<u32>,
     /// The bytes of a token.
     spelled: Vec<u8>,
@@ -99,6 +112,10 @@ impl Scheduler {
             next_rank: 0,
             counts: SchedulerCounts::default(),
             pace: Pacer::new(config.sizing, config.max_running),
+            drafter: false,
+            at_any_cost: false,
+            rates: Default::default(),
+            candidates: Vec::with_capacity(config.max_running),
             released: Vec::new(),
             spelled: Vec::new(),
             config,
@@ -107,7 +124,29 @@ impl Scheduler {
 
     /// A scheduler without sequences, on an empty cache, that keeps the counts and learned step times of this one.
     pub fn restarted(&self) -> Self {
-        Scheduler { counts: self.counts, pace: self.pace.clone(), ..Scheduler::new(self.config.clone()) }
+        let Scheduler { counts, drafter, at_any_cost, rates, .. } = *self;
+        let pace = self.pace.clone();
+        Scheduler { counts, drafter, at_any_cost, rates, pace, ..Scheduler::new(self.config.clone()) }
+    }
+
+    /// Lets plans reserve drafts whose tokens a drafter finds after the step is planned, with
+    /// [`Scheduler::set_drafts`].
+    #[must_use]
+    pub fn with_drafter(self) -> Self {
+        Scheduler { drafter: true, ..self }
+    }
+
+    /// Plans as many drafts as there are, whatever they cost: for tests, whose plans then do not depend on measured
+    /// times.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn drafting_at_any_cost(self) -> Self {
+        Scheduler { at_any_cost: true, ..self }
+    }
+
+    /// Plans no further drafts by a drafter.
+    pub fn drop_drafter(&mut self) {
+        self.drafter = false;
     }
 
     /// Takes the oldest event.
@@ -228,11 +267,12 @@ impl Scheduler {
         self.vacant.push(slot);
         let thought_tokens = s.thought.as_ref().map_or(0, ThoughtReader::tokens);
         let cached_tokens = s.cached.unwrap_or(0);
+        let predicted = s.prediction.as_ref().map(Prediction::counts);
         let how = how.map(|finish| {
             match finish {
                 FinishReason::StopString(_) => {
                     let tail = s.matcher.tail().to_vec();
-                    return End { finish, tail, end_token: None, thought_tokens, cached_tokens };
+                    return End { finish, tail, end_token: None, thought_tokens, cached_tokens, predicted };
                 }
                 // The tokens held back may begin a stop string, so they are dropped.
                 FinishReason::Cancelled => {}
@@ -240,7 +280,7 @@ impl Scheduler {
             }
             report_released(&mut self.events, &mut self.released, &mut s);
             let end_token = s.end_token.take();
-            End { finish, tail: Vec::new(), end_token, thought_tokens, cached_tokens }
+            End { finish, tail: Vec::new(), end_token, thought_tokens, cached_tokens, predicted }
         });
         self.events.push_back(Event::Ended(s.id, how));
     }
@@ -252,7 +292,7 @@ impl Scheduler {
         let at = list.iter().position(|&other| other == slot).expect("a sequence is in its list");
         list.remove(at);
         s.running = false;
-        s.tokens.truncate(s.tokens.len() - s.drafted);
+        s.tokens.truncate(s.confirmed());
         s.drafted = 0;
         self.release(slot);
     }

@@ -33,7 +33,7 @@ pub(crate) fn once_it_may_end(request: &Request, seed: u64, choice: u32) -> Want
 /// would end it are banned, and one more of the highest logits is needed for each.
 pub(crate) fn needed(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wanted {
     let forced = || s.thought.as_ref().is_some_and(|thought| thought.forced().is_some());
-    if len == s.tokens.len() - s.drafted && s.request.config.logprobs.is_none() && forced() {
+    if len == s.confirmed() && s.request.config.logprobs.is_none() && forced() {
         return Wanted::Top(1);
     }
     let Wanted::Token(params) = s.wanted else { return s.wanted };

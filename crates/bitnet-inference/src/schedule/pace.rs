@@ -55,6 +55,10 @@ pub struct StepLoad {
     pub decodes: usize,
     /// Number of drafted tokens.
     pub drafts: usize,
+    /// Number of passes of a drafter, each of which drafts a token for several sequences.
+    pub passes: usize,
+    /// How many of the drafted tokens come from these passes.
+    pub drafted: usize,
     /// Tokens before those of the decoding sequences, which attention reads.
     pub context: usize,
     /// Number of prompt tokens.
@@ -65,10 +69,10 @@ pub struct StepLoad {
 }
 
 /// Number of terms of a [`StepModel`].
-const N: usize = 5;
+const N: usize = 7;
 
-/// The time of a step as `a + b * (decodes + drafts) + c * context + d * prefill + e * attended`, fitted to the steps
-/// so far by recursive least squares that slowly forgets.
+/// The time of a step as `a + b * (decodes + drafts) + c * context + d * prefill + e * attended + f * passes +
+/// g * drafted`, fitted to the steps so far by recursive least squares that slowly forgets.
 #[derive(Debug, Clone)]
 pub struct StepModel {
     weights: [f64; N],
@@ -91,8 +95,16 @@ impl StepModel {
 
     fn features(load: StepLoad) -> [f64; N] {
         let of = |count: usize, scale: f64| count as f64 / scale;
-        let StepLoad { decodes, drafts, context, prefill, attended } = load;
-        [1.0, (decodes + drafts) as f64, of(context, 1024.0), of(prefill, 16.0), of(attended, 16384.0)]
+        let StepLoad { decodes, drafts, passes, drafted, context, prefill, attended } = load;
+        [
+            1.0,
+            (decodes + drafts) as f64,
+            of(context, 1024.0),
+            of(prefill, 16.0),
+            of(attended, 16384.0),
+            passes as f64,
+            drafted as f64,
+        ]
     }
 
     /// Learns from a step that took `micros`.
@@ -125,9 +137,14 @@ impl StepModel {
     /// Number of prompt tokens from `position` on that fit into `micros` in addition to `load`.
     fn prefill_within(&self, load: StepLoad, position: usize, micros: f64) -> Option<f64> {
         let rest = self.predict(load)?;
-        let [.., token, read] = self.weights.map(|w| w.max(0.0) * 1e3);
+        let [_, _, _, token, read, ..] = self.weights.map(|w| w.max(0.0) * 1e3);
         let each = token / 16.0 + read / 16384.0 * position as f64;
         Some((micros - rest) / each.max(1e-4))
+    }
+
+    /// Microseconds that a draft takes as a row of the step, and, in addition, as a row of a drafter's pass.
+    pub(crate) fn draft_costs(&self) -> [f64; 2] {
+        [1, 6].map(|term| self.weights[term].max(0.0) * 1e3)
     }
 
     /// Number of further rows that fit into `micros` in addition to `load`.
@@ -234,7 +251,7 @@ mod tests {
     use super::*;
 
     fn truth(load: StepLoad) -> u64 {
-        let StepLoad { decodes, drafts, context, prefill, attended } = load;
+        let StepLoad { decodes, drafts, context, prefill, attended, .. } = load;
         2000 + 500 * (decodes + drafts) as u64
             + 3 * context as u64 / 10
             + 100 * prefill as u64
@@ -267,10 +284,13 @@ mod tests {
         for i in 0..200 {
             let prefill = i * 17 % 200;
             let (context, attended) = (i * 31 % 4000, prefill * (i * 41 % 1000));
-            let load = StepLoad { decodes: i * 7 % 13, context, prefill, attended, drafts: i % 3 };
+            let drafts = i % 3;
+            let load =
+                StepLoad { decodes: i * 7 % 13, context, prefill, attended, drafts, ..StepLoad::default() };
             model.observe(load, truth(load));
         }
-        let load = StepLoad { decodes: 20, context: 3000, prefill: 100, attended: 80_000, drafts: 0 };
+        let load =
+            StepLoad { decodes: 20, context: 3000, prefill: 100, attended: 80_000, ..StepLoad::default() };
         let (got, want) = (model.predict(load).unwrap(), truth(load) as f64);
         assert!((got / want - 1.0).abs() < 0.02, "{got} {want}");
     }

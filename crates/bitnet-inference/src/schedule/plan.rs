@@ -7,7 +7,7 @@
 
 use bitnet_model::Batch;
 
-use super::draft;
+use super::draft::Source;
 use super::pace::StepLoad;
 use super::sequence::{SeqId, Sequence};
 use super::{Scheduler, seq, seq_mut};
@@ -31,8 +31,10 @@ pub struct PlannedRun {
     pub len: usize,
     /// Number of drafts at the end of the run.
     pub drafts: usize,
+    /// Where the drafts come from; meaningless without any.
+    pub source: Source,
     /// Number of tokens at the end that need logits: none within a prompt, otherwise the last one and one for each
-    /// draft.
+    /// draft that may be rejected.
     pub rows: usize,
 }
 
@@ -142,7 +144,8 @@ impl Scheduler {
             plan.load.prefill += len;
             plan.load.attended += len * start + len * (len - 1) / 2;
         }
-        plan.runs.push(PlannedRun { slot, alone: suspect > 0, id, start, len, drafts: 0, rows });
+        let (alone, source) = (suspect > 0, Source::Text);
+        plan.runs.push(PlannedRun { slot, alone, id, start, len, drafts: 0, source, rows });
     }
 
     /// Whether slots remain for snapshots when all places are taken.
@@ -159,66 +162,6 @@ impl Scheduler {
         planned.min().map_or(usize::MAX, |at| at - s.computed)
     }
 
-    /// Plans drafts for decoding sequences, within the step's tokens and rows, the goal for the time between tokens,
-    /// and the free blocks. A draft takes nothing from another sequence.
-    fn plan_drafts(&mut self, budget: &mut Budget, plan: &mut Plan) {
-        if self.config.max_draft == 0 {
-            return;
-        }
-        let sequences = plan.load.decodes.max(1);
-        for at in 0..plan.runs.len() {
-            let PlannedRun { slot, len: 1, rows: 1, .. } = plan.runs[at] else { continue };
-            if seq(&self.slots, slot).pending() > 1 {
-                continue;
-            }
-            let room = self.config.max_draft.min(budget.tokens).min(budget.rows);
-            let room = room.min(self.pace.draft_budget(plan.load));
-            let drafts = self.draft(slot, room, sequences, budget, plan);
-            budget.tokens -= drafts;
-            budget.rows -= drafts;
-            plan.load.drafts += drafts;
-            let run = &mut plan.runs[at];
-            (run.len, run.drafts, run.rows) = (1 + drafts, drafts, 1 + drafts);
-        }
-    }
-
-    /// Appends up to `room` drafts after the pending token; returns their number.
-    fn draft(
-        &mut self,
-        slot: u32,
-        room: usize,
-        sequences: usize,
-        budget: &mut Budget,
-        plan: &mut Plan,
-    ) -> usize {
-        let s = seq(&self.slots, slot);
-        let room = room.min(s.end.saturating_sub(s.tokens.len() + 1)).min(self.draftable(s));
-        let depth = if s.draws { draft::depth(s, room, plan.load, sequences, &self.pace.model) } else { 0 };
-        let Some(from) = draft::find(&s.tokens, depth) else { return 0 };
-        let drafts = depth.min(s.tokens.len() - from);
-        // Rejected drafts leave their blocks in the table, so it may be longer than necessary.
-        if drafts == 0 || self.missing(s, 1 + drafts) > self.pool.available() {
-            return 0;
-        }
-        self.make_room(slot, 1 + drafts, budget, plan);
-        let s = seq_mut(&mut self.slots, slot);
-        s.kept = s.state.and_then(|state| self.states.keep(state));
-        s.tokens.extend_from_within(from..from + drafts);
-        s.drafted = drafts;
-        self.counts.drafted += drafts as u64;
-        drafts
-    }
-
-    /// Maximum number of drafts of a sequence. With a recurrent state, drafts need a slot that keeps the state before
-    /// them, and end where a snapshot can be taken.
-    fn draftable(&self, s: &Sequence) -> usize {
-        match s.state {
-            None => usize::MAX,
-            Some(_) if self.states.available() == 0 => 0,
-            Some(_) => BLOCK - 1 - s.computed % BLOCK,
-        }
-    }
-
     /// Number of blocks to allocate before the next `len` tokens of a sequence can be written: those that its table
     /// lacks, and one for each block that others read too.
     pub(super) fn missing(&self, s: &Sequence, len: usize) -> usize {
@@ -229,7 +172,7 @@ impl Scheduler {
 
     /// Makes the table of a sequence cover its next `len` tokens with unpublished blocks that no other sequence
     /// reads, taking blocks from parked and younger sequences if necessary.
-    fn make_room(&mut self, slot: u32, len: usize, budget: &mut Budget, plan: &mut Plan) -> bool {
+    pub(super) fn make_room(&mut self, slot: u32, len: usize, budget: &mut Budget, plan: &mut Plan) -> bool {
         while self.missing(seq(&self.slots, slot), len) > self.pool.available() {
             if let Some(parked) = self.parked_other_than(slot) {
                 self.reclaim(parked);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::commit::spell;
 use super::needed_logits;
+use super::prediction::Prediction;
 use super::sequence::{SeqId, Sequence};
 use super::{Scheduler, seq, seq_mut};
 use crate::request::{FinishReason, Output, Request, RequestError};
@@ -66,8 +67,9 @@ impl Scheduler {
                 held_logprobs: VecDeque::new(),
                 end_token: None,
                 thought: thought.clone(),
-                drafts_tried: 0.0,
-                drafts_accepted: 0.0,
+                rates: Default::default(),
+                forced: Vec::new(),
+                prediction: prediction(&request),
             };
             self.next_rank += 1;
             let full = request.output == Output::Tokens && request.prompt.len() >= end;
@@ -171,4 +173,12 @@ impl Scheduler {
         let times = self.slots.iter().flatten().flat_map(|s| s.deadline.into_iter().chain(s.paused));
         times.min().filter(|&at| at != u64::MAX)
     }
+}
+
+/// Where the tokens that count as generated are in the request's prediction, if it has one.
+fn prediction(request: &Request) -> Option<Prediction> {
+    let mut prediction = (!request.prediction.is_empty()).then(Prediction::new)?;
+    let generated = &request.prompt[request.prompt.len() - request.generated..];
+    (1..=generated.len()).for_each(|end| prediction.follow(&request.prediction, &generated[..end]));
+    Some(prediction)
 }

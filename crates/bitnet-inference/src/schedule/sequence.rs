@@ -7,6 +7,8 @@ use std::sync::Arc;
 use bitnet_kernels::Wanted;
 
 use super::blocks::Chain;
+use super::draft::{Rates, Source};
+use super::prediction::Prediction;
 use crate::request::{Priority, Request, TokenLogprobs};
 use crate::sample::StopMatcher;
 use crate::thought::ThoughtReader;
@@ -115,9 +117,12 @@ pub struct Sequence {
     pub(crate) end_token: Option<(u32, Option<TokenLogprobs>)>,
     /// The reader of its thought, which has read all generated tokens but no drafts.
     pub(crate) thought: Option<ThoughtReader>,
-    /// Drafts tried and accepted; recent ones count more.
-    pub(crate) drafts_tried: f32,
-    pub(crate) drafts_accepted: f32,
+    /// How often its drafts were right, for each [`Source`].
+    pub(crate) rates: [Rates; Source::ALL.len()],
+    /// The only tokens that its constraint allows next, one after the other; no end tokens.
+    pub(crate) forced: Vec<u32>,
+    /// Where it is in the text that its request predicts.
+    pub(crate) prediction: Option<Prediction>,
 }
 
 const _: () = assert!(std::mem::offset_of!(Sequence, request) <= 4 * 64, "a step reads four cache lines");
@@ -159,6 +164,16 @@ impl Sequence {
     /// Number of tokens to compute before the next one can be drawn.
     pub(crate) fn pending(&self) -> usize {
         self.text().len() - self.computed
+    }
+
+    /// Its generated tokens, without drafts.
+    pub(crate) fn generated(&self) -> &[u32] {
+        &self.tokens[self.prompt_len()..self.confirmed()]
+    }
+
+    /// Number of its tokens without drafts.
+    pub(crate) fn confirmed(&self) -> usize {
+        self.tokens.len() - self.drafted
     }
 
     /// Whether log-probabilities or hidden states of its prompt are still to be computed: every token then has a row.

@@ -124,6 +124,7 @@ fn tokens_that_count_as_generated_count_toward_the_limit() {
         end_token: None,
         thought_tokens: 0,
         cached_tokens: 0,
+        predicted: None,
     };
     assert_eq!(told(&mut scheduler).1, [(0, Ok(end))]);
 }

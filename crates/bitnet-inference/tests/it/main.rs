@@ -3,6 +3,7 @@
 
 mod constraint;
 mod demanding_load;
+mod drafts;
 mod engine;
 mod faults;
 mod generate;

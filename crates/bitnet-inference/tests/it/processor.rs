@@ -343,6 +343,7 @@ fn a_generators_stream_gives_tokens_in_order_and_why_they_end_and_dropping_it_ca
         end_token: None,
         thought_tokens: 0,
         cached_tokens: 0,
+        predicted: None,
     };
     assert_eq!(updates.last(), Some(&Update::Ended { choice: 0, end: Ok(end), logits: None }));
 

@@ -129,6 +129,7 @@ impl NaiveScheduler {
                 end_token: None,
                 thought_tokens: 0,
                 cached_tokens: 0,
+                predicted: None,
             }),
         ));
     }

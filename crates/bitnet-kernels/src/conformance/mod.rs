@@ -12,8 +12,8 @@ use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Backend, Cpu, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Isa, KernelError, KvShape,
-    Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
+    BLOCK_TOKENS, Cpu, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Isa, KernelError, KvShape, Norm, Norms,
+    Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -23,19 +23,19 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the enum describes its fields")]
 pub enum Case {
-    /// [`Backend::bit_linear`] into columns `column..`.
+    /// [`Backend::bit_linear`](crate::Backend::bit_linear) into columns `column..`.
     BitLinear { n: usize, k: usize, rows: &'static [usize], group: Option<usize>, column: usize, add: bool },
-    /// [`Backend::norm_quantize`] with 0, 1 or 2 norms.
+    /// [`Backend::norm_quantize`](crate::Backend::norm_quantize) with 0, 1 or 2 norms.
     NormQuantize { n: usize, width: usize, norms: usize, grouping: Grouping },
-    /// [`Backend::norm_quantize`] of one row with one norm, then two products of it, of which the second is added: a GPU may
+    /// [`Backend::norm_quantize`](crate::Backend::norm_quantize) of one row with one norm, then two products of it, of which the second is added: a GPU may
     /// compute the norm in the first. In groups, only the residual has a norm.
     NormedProduct { k: usize, rows: usize, group: Option<usize> },
-    /// [`Backend::gate_norm_quantize`] with 0 or 1 norm.
+    /// [`Backend::gate_norm_quantize`](crate::Backend::gate_norm_quantize) with 0 or 1 norm.
     GateNormQuantize { n: usize, ffn: usize, gate: Gate, norms: usize },
-    /// [`Backend::bit_linear_gate_norm_quantize`].
+    /// [`Backend::bit_linear_gate_norm_quantize`](crate::Backend::bit_linear_gate_norm_quantize).
     GateUp { n: usize, k: usize, ffn: usize, group: Option<usize>, gate: Gate },
-    /// [`Backend::bit_linear_norm_rope_store`] of one sequence, with or without norms of query and key heads, then
-    /// [`Backend::attention`] over it.
+    /// [`Backend::bit_linear_norm_rope_store`](crate::Backend::bit_linear_norm_rope_store) of one sequence, with or without norms of query and key heads, then
+    /// [`Backend::attention`](crate::Backend::attention) over it.
     Qkv {
         start: usize,
         n: usize,
@@ -46,20 +46,20 @@ pub enum Case {
         group: Option<usize>,
         norms: bool,
     },
-    /// [`Backend::norm_rope_store`], [`Backend::copy_block`] and [`Backend::attention`] of several sequences in one step.
+    /// [`Backend::norm_rope_store`](crate::Backend::norm_rope_store), [`Backend::copy_block`](crate::Backend::copy_block) and [`Backend::attention`](crate::Backend::attention) of several sequences in one step.
     /// `runs` are `(start, tokens)` of each, with earlier positions in the cache. `odd` adds rows that are zero, tiny,
     /// huge, infinite or NaN.
     Attention { heads: usize, kv_heads: usize, head_dim: usize, runs: &'static [(usize, usize)], odd: bool },
-    /// [`Backend::embed`], [`Backend::norm_rows`] and [`Backend::logits`] with one table.
+    /// [`Backend::embed`](crate::Backend::embed), [`Backend::norm_rows`](crate::Backend::norm_rows) and [`Backend::logits`](crate::Backend::logits) with one table.
     Head { n: usize, width: usize, vocab: usize, dtype: DType },
-    /// The highest logits, by [`Backend::logits`], of ordinary and extreme rows; the table has rows of every kind, each
+    /// The highest logits, by [`Backend::logits`](crate::Backend::logits), of ordinary and extreme rows; the table has rows of every kind, each
     /// of them twice. With `all`, every fourth row needs all logits.
     Top { n: usize, width: usize, vocab: usize, dtype: DType, all: bool },
-    /// [`Backend::embed`], [`Backend::norm_rows`], and [`Backend::logits`] with a ternary table.
+    /// [`Backend::embed`](crate::Backend::embed), [`Backend::norm_rows`](crate::Backend::norm_rows), and [`Backend::logits`](crate::Backend::logits) with a ternary table.
     TernaryHead { n: usize, width: usize, vocab: usize, group: usize },
-    /// [`Backend::bit_linear`] and [`Backend::embed`] with factors other than 1.
+    /// [`Backend::bit_linear`](crate::Backend::bit_linear) and [`Backend::embed`](crate::Backend::embed) with factors other than 1.
     Factors { n: usize, width: usize, rows: usize },
-    /// [`Backend::gated_delta`] of several sequences in one step, after [`Backend::copy_state`], and a token more of each.
+    /// [`Backend::gated_delta`](crate::Backend::gated_delta) of several sequences in one step, after [`Backend::copy_state`](crate::Backend::copy_state), and a token more of each.
     /// `runs` are `(start, tokens)` of each; earlier tokens come in previous steps, of which the last has as many tokens as
     /// taps less two, so that a run reads inputs from its state and from itself. Slots hold other sequences before. `odd`
     /// adds rows that are zero, tiny, huge, infinite or NaN.
@@ -71,7 +71,7 @@ pub enum Case {
         runs: &'static [(usize, usize)],
         odd: bool,
     },
-    /// [`Backend::norm_quantize`], with 0 or 1 norm, and [`Backend::gate_norm_quantize`] with a [`Rotate`](crate::Rotate) of
+    /// [`Backend::norm_quantize`](crate::Backend::norm_quantize), with 0 or 1 norm, and [`Backend::gate_norm_quantize`](crate::Backend::gate_norm_quantize) with a [`Rotate`](crate::Rotate) of
     /// `width` columns in blocks; `grouped` are key heads, and value heads per key head.
     Rotated {
         n: usize,
@@ -84,11 +84,11 @@ pub enum Case {
     },
     /// [`Case::TernaryHead`] with a table that contains a transform.
     RotatedHead { n: usize, width: usize, vocab: usize, group: usize, block: usize },
-    /// [`Backend::sigmoid_gate`] with gates from `column` on.
+    /// [`Backend::sigmoid_gate`](crate::Backend::sigmoid_gate) with gates from `column` on.
     SigmoidGate { n: usize, width: usize, column: usize },
-    /// [`Backend::dense`] into columns `column..`.
+    /// [`Backend::dense`](crate::Backend::dense) into columns `column..`.
     Dense { n: usize, width: usize, rows: usize, column: usize, dtype: DType },
-    /// [`Backend::norm_rope_store`], with norms, and [`Backend::attention`] of one sequence whose heads are rotated in their
+    /// [`Backend::norm_rope_store`](crate::Backend::norm_rope_store), with norms, and [`Backend::attention`](crate::Backend::attention) of one sequence whose heads are rotated in their
     /// first `rotary` dimensions, and whose rows end with `more` other columns.
     PartialRope {
         start: usize,
@@ -783,7 +783,7 @@ fn top<B: Inspect>(
 
 /// The panels of a matrix, as read from a file.
 fn from_file(weights: &TernaryTensor) -> Result<Panels, KernelError> {
-    let packed = Cpu::new(Isa::named("scalar")?, 1)?.linear(weights, RowOrder::Plain)?;
+    let packed = Cpu::new(Isa::named("scalar")?, 1)?.panels(weights)?;
     let bytes = SharedBytes::new(packed.stored().collect::<Vec<_>>().concat());
     Panels::from_stored(weights.rows(), weights.cols(), weights.group(), &bytes)
 }

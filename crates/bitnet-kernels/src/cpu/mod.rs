@@ -20,12 +20,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_tensor::BitNetTensor;
+use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate, Grouping,
-    HeadNorms, Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, Run, Step,
-    StepSize, TableWeights, Wanted, Weights, scales::Scales,
+    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
+    Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
 };
 use delta::RecurrentScratch;
 use experts::{ExpertScratch, Experts};
@@ -35,6 +35,7 @@ use generic::{
     delta::{Delta, State},
     dense,
     grouped::Grouped,
+    int8::Int8,
     rotate::Rotation,
     rows::{
         Gain, GateNormQuantize, NormAdd, NormQuantize, NormRopeStore, NormRows, QuantOut, ScalesOut,
@@ -73,6 +74,14 @@ pub struct Rope {
     cos: Vec<f32>,
     sin: Vec<f32>,
     width: usize,
+}
+
+/// A matrix for [`Backend::bit_linear`].
+pub enum Linear {
+    /// Ternary.
+    Ternary(Panels),
+    /// int8.
+    Int8(Int8Matrix),
 }
 
 /// The embedding or the output head.
@@ -218,9 +227,18 @@ impl Cpu {
         Ok(())
     }
 
+    /// Packs a ternary matrix, to store its panels in a file.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn panels(&mut self, weights: &TernaryTensor) -> Result<Panels, KernelError> {
+        self.pack(weights.into())
+    }
+
     /// Packs a ternary matrix, unless it comes from a file of panels.
     fn pack(&mut self, weights: Weights<'_>) -> Result<Panels, KernelError> {
         match weights {
+            Weights::Int8(_) => Err(KernelError::NoInt8),
             Weights::Ternary(weights) => Panels::pack(&weights, &mut self.pool, &mut self.memory),
             Weights::Panels(panels) => Ok(panels),
         }
@@ -249,6 +267,26 @@ impl Cpu {
             }
             _ => panic!("activations and matrix must have the same grouping"),
         }
+    }
+
+    /// Multiplies `n` quantised rows by an int8 matrix.
+    fn multiply_int8(
+        &mut self,
+        n: usize,
+        x: &Int8Rows,
+        w: &Int8Matrix,
+        out: Output<'_>,
+    ) -> Result<(), KernelError> {
+        assert!(n <= x.rows && x.width == w.cols(), "the rows must fit their buffers");
+        let Scales::Groups(x_groups) = &x.scales else {
+            panic!("activations and matrix must have the same grouping")
+        };
+        let (kernel, rows) = (self.isa.kernels().int8, w.rows());
+        let a = Int8 { w, x: &x.values, x_stride: x.stride, x_groups, n, out };
+        self.parallel((rows * w.cols() * n / WEIGHT_UNIT).min(rows), 0, &|part, parts, _| {
+            // SAFETY: `isa` proves the instruction set; every output row belongs to one part.
+            unsafe { kernel(&a, share(rows, parts, part)) }
+        })
     }
 
     /// Runs `job(part, parts, scratch)` for every part, with one part per unit of work up to a maximum, and at least
@@ -319,7 +357,7 @@ fn assert_rotation(rotation: Option<&Rotation>, width: usize) {
 impl Backend for Cpu {
     type Rows = Rows;
     type Int8Rows = Int8Rows;
-    type Linear = Panels;
+    type Linear = Linear;
     type Table = Table;
     type Gain = Gain;
     type Rope = Rope;
@@ -350,8 +388,11 @@ impl Backend for Cpu {
         Ok(Int8Rows { rows, width, stride, values, scales })
     }
 
-    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Panels, KernelError> {
-        self.pack(weights.into())
+    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(match weights.into() {
+            Weights::Int8(weights) => Linear::Int8(weights),
+            weights => Linear::Ternary(self.pack(weights)?),
+        })
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
@@ -457,15 +498,22 @@ impl Backend for Cpu {
         &mut self,
         n: usize,
         x: &Int8Rows,
-        w: &Panels,
+        w: &Linear,
         out: &mut Rows,
         column: usize,
         add: Option<f32>,
     ) -> Result<(), KernelError> {
-        assert!(n <= out.rows && column + w.rows <= out.width, "the output columns must fit the rows");
+        let rows = match w {
+            Linear::Ternary(w) => w.rows,
+            Linear::Int8(w) => w.rows(),
+        };
+        assert!(n <= out.rows && column + rows <= out.width, "the output columns must fit the rows");
         self.bit_linear_calls += 1;
         let out = Output { values: out.values.shared(), stride: out.stride, column, add };
-        self.multiply(n, x, w, out)
+        match w {
+            Linear::Ternary(w) => self.multiply(n, x, w, out),
+            Linear::Int8(w) => self.multiply_int8(n, x, w, out),
+        }
     }
 
     fn norm_rope_store(
@@ -701,4 +749,6 @@ impl Inspect for Cpu {
     }
 }
 
-opaque_debug!(Cpu, Delta, Experts, Gain, Kv, Panels, Int8Rows, Rope, Rotation, Rows, HeadCopy, State, Table,);
+opaque_debug!(
+    Cpu, Delta, Experts, Gain, Kv, Linear, Panels, Int8Rows, Rope, Rotation, Rows, HeadCopy, State, Table,
+);

@@ -8,8 +8,8 @@ use half::{bf16, f16};
 
 use crate::{
     BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate,
-    Grouping, HeadNorms, Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
-    Step, TableWeights, Wanted, Weights,
+    Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder,
+    RowsKind, Step, TableWeights, Wanted, Weights,
     order::{GELU, SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
     scales::Scales,
 };
@@ -93,6 +93,15 @@ pub struct Int8Rows {
     width: usize,
     values: Vec<i8>,
     scales: Scales,
+}
+
+/// A matrix of the reference.
+#[derive(Debug)]
+pub enum Linear {
+    /// Ternary.
+    Ternary(TernaryTensor),
+    /// int8.
+    Int8(Int8Matrix),
 }
 
 /// An embedding or output head of the reference.
@@ -203,7 +212,20 @@ fn gated(gate: Gate, g: f32, u: f32) -> f32 {
 }
 
 /// Multiplies a row of activations by every row of the matrix.
-fn multiply(x: &Int8Rows, t: usize, w: &TernaryTensor) -> Vec<f32> {
+fn multiply(x: &Int8Rows, t: usize, w: &Linear) -> Vec<f32> {
+    let w = match w {
+        Linear::Ternary(w) => return multiply_ternary(x, t, w),
+        Linear::Int8(w) => w,
+    };
+    assert_eq!(x.width, w.cols(), "activations must be as wide as the matrix");
+    let Scales::Groups(groups) = &x.scales else {
+        panic!("activations and matrix must have the same grouping")
+    };
+    let (q, count) = (&x.values[t * x.width..][..x.width], x.width.div_ceil(quant::GROUP));
+    (0..w.rows()).map(|r| w.product(r, q, &groups[t * count..][..count])).collect()
+}
+
+fn multiply_ternary(x: &Int8Rows, t: usize, w: &TernaryTensor) -> Vec<f32> {
     assert_eq!(x.width, w.cols(), "activations must be as wide as the matrix");
     let q = &x.values[t * x.width..][..x.width];
     match (w.scales(), &x.scales) {
@@ -252,7 +274,7 @@ fn rounded(weights: &BitNetTensor) -> BitNetTensor {
 impl Backend for Reference {
     type Rows = Rows;
     type Int8Rows = Int8Rows;
-    type Linear = TernaryTensor;
+    type Linear = Linear;
     type Table = Table;
     type Gain = Vec<f32>;
     type Rope = Rope;
@@ -275,12 +297,11 @@ impl Backend for Reference {
         Ok(Int8Rows { width, values: vec![0; rows * width], scales })
     }
 
-    fn linear<'a>(
-        &mut self,
-        weights: impl Into<Weights<'a>>,
-        _: RowOrder,
-    ) -> Result<TernaryTensor, KernelError> {
-        Ok(weights.into().canonical()?.into_owned())
+    fn linear<'a>(&mut self, weights: impl Into<Weights<'a>>, _: RowOrder) -> Result<Linear, KernelError> {
+        Ok(match weights.into() {
+            Weights::Int8(weights) => Linear::Int8(weights),
+            weights => Linear::Ternary(weights.canonical()?.into_owned()),
+        })
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
@@ -362,7 +383,7 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Int8Rows,
-        w: &TernaryTensor,
+        w: &Linear,
         out: &mut Rows,
         column: usize,
         add: Option<f32>,
@@ -505,7 +526,7 @@ impl Backend for Reference {
         &mut self,
         n: usize,
         x: &Int8Rows,
-        w: &TernaryTensor,
+        w: &Linear,
         gate: Gate,
         norms: Norms<'_, Vec<f32>>,
         rotation: Option<&Rotation>,
@@ -526,7 +547,7 @@ impl Backend for Reference {
         &mut self,
         step: Step<'_>,
         x: &Int8Rows,
-        w: &TernaryTensor,
+        w: &Linear,
         heads: usize,
         rope: &Rope,
         norms: HeadNorms<'_, Vec<f32>>,
@@ -668,7 +689,7 @@ impl Backend for Reference {
                 let mut q = self.int8_rows(n, cols, Grouping::of(table.group()))?;
                 self.norm_quantize(n, x, [None, None], rotation.as_ref(), &mut q)?;
                 for (t, logits) in logits.chunks_exact_mut(vocab).take(n).enumerate() {
-                    logits.copy_from_slice(&multiply(&q, t, table));
+                    logits.copy_from_slice(&multiply_ternary(&q, t, table));
                 }
             }
         }

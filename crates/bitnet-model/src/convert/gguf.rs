@@ -3,7 +3,7 @@
 
 use std::{path::Path, thread};
 
-use bitnet_kernels::{Backend, Cpu, Isa, Panels, RowOrder};
+use bitnet_kernels::{Cpu, Isa, Panels};
 use bitnet_tensor::DType;
 use gguf_rs_lib::format::{GGUFHeader, GGUFValueType, MetadataArray, MetadataValue};
 use half::f16;
@@ -304,7 +304,7 @@ fn put(
             }
         },
         (Content::Stack(parts), Some(cpu)) => {
-            let panels = cpu.linear(&read_stacked(tensors, parts)?, RowOrder::Plain)?;
+            let panels = cpu.panels(&read_stacked(tensors, parts)?)?;
             panels.stored().try_for_each(|bytes| out.write(&bytes))
         }
         (Content::HeadCopy, Some(cpu)) => {

@@ -123,8 +123,9 @@ impl Checkpoint {
     }
 
     fn from_whole_gguf(gguf: &Gguf) -> Result<Checkpoint, ModelError> {
-        let (spec, interleaved) = gguf_spec::read(gguf)?;
+        let (mut spec, interleaved) = gguf_spec::read(gguf)?;
         let (source, not_loaded) = FileSource::gguf(gguf, &spec, interleaved)?;
+        spec.draft_head = !source.draft_head().is_empty();
         let mut warnings = Vec::new();
         let special = SpecialTokens::read(gguf, &mut warnings)?;
         let tokenizer = Tokenizer::from_gguf(gguf, &special, &mut warnings)?;
@@ -188,6 +189,7 @@ impl Checkpoint {
         let chat = template_or_warning(chat(files, tokenizer.as_ref(), &defaults)?, &mut warnings)?;
         let stored = safetensors::by_name(weights()?)?;
         let (source, not_loaded) = FileSource::safetensors(&name, &mut config, stored)?;
+        config.spec.draft_head = !source.draft_head().is_empty();
         let other = if config.scale_multiplies { "bitlinear" } else { "autobitlinear" };
         let cure = format!("set quantization_config.linear_class to {other} in config.json");
         warnings.extend(scale_warning(&source, &cure));

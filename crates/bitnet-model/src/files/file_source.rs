@@ -19,7 +19,7 @@ use crate::{
         gguf::{Descriptor, Gguf},
         panels::PanelFile,
         reorder::{Convention, Reorder},
-        safetensors::Stored,
+        safetensors::{self, Stored},
     },
     names::{self, Expected},
     packing,
@@ -32,6 +32,7 @@ use crate::{
 pub(crate) struct FileSource {
     file: String,
     entries: Vec<TensorEntry>,
+    draft_head: Vec<TensorEntry>,
     parts: HashMap<String, Part>,
     panels: Option<PanelFile>,
     /// Number of weights off their group's grid, by stored name, for the tensors read so far.
@@ -110,6 +111,10 @@ pub(crate) struct NotLoaded {
 impl TensorSource for FileSource {
     fn entries(&self) -> &[TensorEntry] {
         &self.entries
+    }
+
+    fn draft_head(&self) -> &[TensorEntry] {
+        &self.draft_head
     }
 
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
@@ -210,7 +215,7 @@ impl TensorSource for FileSource {
         };
         let mut bytes = part.bytes.clone();
         if part.reorder != Reorder::None {
-            let row = bytes.len() / entry.shape[0];
+            let row = bytes.len() / part.reorder.stored_rows(entry.shape[0]);
             let stored = |to: usize| &bytes[part.reorder.row(to) * row..][..row];
             bytes = SharedBytes::new((0..entry.shape[0]).flat_map(stored).copied().collect::<Vec<u8>>());
         }
@@ -248,7 +253,8 @@ impl Encoding {
 impl FileSource {
     fn find(&self, name: &str) -> Result<(&TensorEntry, &Part), ModelError> {
         let part = self.parts.get(name).ok_or_else(|| self.missing(name))?;
-        let entry = self.entries.iter().find(|e| e.name == name).ok_or_else(|| self.missing(name))?;
+        let entry = self.entries.iter().chain(&self.draft_head).find(|e| e.name == name);
+        let entry = entry.ok_or_else(|| self.missing(name))?;
         Ok((entry, part))
     }
 
@@ -282,9 +288,85 @@ impl FileSource {
         self.entries.push(TensorEntry { name, stored_name, shape, stored, kind });
     }
 
+    fn push_draft_head(&mut self, expected: Expected, stored_name: String, stored: String, part: Part) {
+        let Expected { name, kind, shape } = expected;
+        self.parts.insert(name.clone(), part);
+        self.draft_head.push(TensorEntry { name, stored_name, shape, stored, kind });
+    }
+
+    /// Takes the draft head of a hybrid model from safetensors files, if they have one.
+    fn take_draft_head(
+        &mut self,
+        spec: &ModelSpec,
+        plus_one: bool,
+        stored: &mut HashMap<String, Stored>,
+    ) -> Result<(), ModelError> {
+        if spec.hybrid.is_none() || !stored.keys().any(|name| name.starts_with("mtp.")) {
+            return Ok(());
+        }
+        for wanted in names::draft_head(spec) {
+            let part = names::Part::of(&wanted.name);
+            let reorder =
+                part.map_or(Reorder::None, |part| Reorder::of(part, spec, Convention::Grouped, &wanted.name));
+            let name = names::stored_of_draft_head(&wanted.name, spec);
+            let last = part != Some(names::Part::Query);
+            let Some(tensor) = take(stored, &name, last) else {
+                return Err(ModelError::MissingTensor { file: self.file.clone(), tensor: name });
+            };
+            let mut shape = wanted.shape.clone();
+            shape[0] = reorder.stored_rows(shape[0]);
+            check_shape(&tensor.file, &tensor.name, &shape, &tensor.shape)?;
+            let (encoding, text) = floats(&tensor, wanted.kind)?;
+            // A file of its own has the gains of the original checkpoint, whatever the model's files have.
+            let plus_one = plus_one || tensor.file == safetensors::DRAFT_HEAD;
+            let adjust =
+                if plus_one && wanted.kind == TensorKind::Norm { Adjust::PlusOne } else { Adjust::None };
+            let part = Part { bytes: tensor.bytes, encoding, factor: 1.0, reorder, adjust };
+            self.push_draft_head(wanted, tensor.name, text, part);
+        }
+        Ok(())
+    }
+
+    /// Takes the draft head of a hybrid model from a GGUF file, if it has one: the one block after its last layer.
+    fn take_draft_block(
+        &mut self,
+        gguf: &Gguf,
+        spec: &ModelSpec,
+        stored: &mut HashMap<&str, &Descriptor>,
+    ) -> Result<(), ModelError> {
+        let block = |layer: usize| format!("blk.{layer}.");
+        let has = |layer| gguf.tensors.iter().any(|tensor| tensor.name.starts_with(&block(layer)));
+        // Several heads, one after the other, are not supported, and not loaded.
+        if spec.hybrid.is_none() || !has(spec.layers) || has(spec.layers + 1) {
+            return Ok(());
+        }
+        for wanted in names::draft_head(spec) {
+            let part = names::Part::of(&wanted.name);
+            let convention = Convention::Gguf { interleaved: false };
+            let reorder =
+                part.map_or(Reorder::None, |part| Reorder::of(part, spec, convention, &wanted.name));
+            let name = names::gguf(&wanted.name, spec).unwrap_or_else(|| wanted.name.clone());
+            let last = part != Some(names::Part::Query);
+            let tensor = take(stored, name.as_str(), last);
+            // Without a norm of its own, the head shares the model's.
+            let shared = || gguf.tensor("output_norm.weight").filter(|_| wanted.name == names::DRAFT_NORM);
+            let Some(tensor) = tensor.or_else(shared) else {
+                return Err(ModelError::MissingTensor { file: self.file.clone(), tensor: name });
+            };
+            let (kind, encoding) = gguf_encoding(&gguf.file, tensor, wanted.kind)?;
+            let mut shape = wanted.shape.clone();
+            shape[0] = reorder.stored_rows(shape[0]);
+            check_shape(&gguf.file, &name, &shape, &tensor.shape)?;
+            let bytes = tensor.bytes.clone();
+            let part = Part { bytes, encoding, factor: 1.0, reorder, adjust: Adjust::None };
+            self.push_draft_head(wanted, name, kind.name(), part);
+        }
+        Ok(())
+    }
+
     fn empty(file: &str, panels: Option<PanelFile>) -> Self {
         let (entries, parts, off_grid) = (Vec::new(), HashMap::new(), Mutex::default());
-        FileSource { file: file.into(), entries, parts, panels, off_grid }
+        FileSource { file: file.into(), entries, draft_head: Vec::new(), parts, panels, off_grid }
     }
 
     /// The tensors of safetensors files, and the names of those that are not loaded.
@@ -364,6 +446,7 @@ impl FileSource {
             let part = Part { bytes: tensor.bytes, encoding, factor: 1.0, reorder, adjust };
             source.push(wanted, tensor.name, text, part);
         }
+        source.take_draft_head(spec, plus_one, &mut stored)?;
         let not_loaded = not_loaded(stored.into_values().map(|t| (t.file, t.name)), spec)?;
         Ok((source, not_loaded))
     }
@@ -412,6 +495,7 @@ impl FileSource {
             let part = Part { bytes, encoding, factor, reorder, adjust: Adjust::None };
             source.push(wanted, name, kind.name(), part);
         }
+        source.take_draft_block(gguf, spec, &mut stored)?;
         let not_loaded =
             not_loaded(stored.into_keys().map(|name| (gguf.file.clone(), name.to_string())), spec)?;
         Ok((source, not_loaded))

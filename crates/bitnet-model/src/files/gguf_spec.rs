@@ -111,6 +111,7 @@ pub(crate) fn read(gguf: &Gguf) -> Result<(ModelSpec, bool), ModelError> {
             _ => Multipliers::NONE,
         },
         tied_head,
+        draft_head: false,
         embeds,
         // End tokens are filled in once the tokenizer is read.
         ..family.spec(architecture)

@@ -65,6 +65,10 @@ impl TensorSource for ReadAhead<'_> {
         self.source.entries()
     }
 
+    fn draft_head(&self) -> &[TensorEntry] {
+        self.source.draft_head()
+    }
+
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let next = if names::is_table(name) { None } else { self.next(name) };
         next.unwrap_or_else(|| self.source.ternary(name))

@@ -14,6 +14,8 @@ use crate::{ModelError, spec::fields::without_mark};
 const MAX_HEADER: u64 = 4 << 20;
 /// Maximum size in bytes of an index of shards.
 const MAX_INDEX: u64 = 8 << 20;
+/// A draft head in a file of its own, beside those of the model.
+pub(crate) const DRAFT_HEAD: &str = "model_mtp.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 #[derive(Debug, Clone)]
@@ -59,8 +61,18 @@ pub(crate) fn read(file: &str, bytes: &SharedBytes) -> Result<Vec<Stored>, Model
 }
 
 /// Maps all weights of a folder: `model.safetensors`, or the shards named in its index. As in transformers, an index
-/// beside a single file is left over and not read.
+/// beside a single file is left over and not read. A draft head in a file of its own is read with them.
 pub(crate) fn open_folder(folder: &Path) -> Result<Vec<Stored>, ModelError> {
+    let mut tensors = model(folder)?;
+    let head = folder.join(DRAFT_HEAD);
+    let of_head = |t: &Stored| t.name.contains("mtp.");
+    if head.exists() && !tensors.iter().any(of_head) {
+        tensors.extend(read(DRAFT_HEAD, &map(&head)?)?.into_iter().filter(of_head));
+    }
+    Ok(tensors)
+}
+
+fn model(folder: &Path) -> Result<Vec<Stored>, ModelError> {
     let single = folder.join("model.safetensors");
     if single.exists() {
         return read("model.safetensors", &map(&single)?);

@@ -13,6 +13,12 @@ pub trait TensorSource: Send + Sync {
     /// All tensors of the model, in the order of a forward pass.
     fn entries(&self) -> &[TensorEntry];
 
+    /// The tensors of the model's draft head, in the order of a pass; none if it has no such head. They are float
+    /// tensors, those of its layer under the names of a layer after the last.
+    fn draft_head(&self) -> &[TensorEntry] {
+        &[]
+    }
+
     /// A ternary matrix, with one scale or with a scale for every group of weights, as its [`TensorKind`] says: rows in
     /// Hugging Face order, `w = scale * trit` whatever the file's convention.
     ///

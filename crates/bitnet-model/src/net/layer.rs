@@ -12,7 +12,7 @@ use crate::{
     names::{self, Part, StackedProjections},
     net::{
         Limits,
-        weights::{in_bf16_if_exact, read_dense_stack, read_linear, read_norm, read_ternary},
+        weights::{in_bf16_if_exact, read_dense_stack, read_int8, read_linear, read_norm, read_ternary},
     },
     spec::{Experts, Hybrid, ModelSpec},
 };
@@ -277,7 +277,13 @@ impl<B: Backend> Projection<B> {
         for stack in stacks {
             let Some(eps) = spec.linear_norms else {
                 let names: Vec<String> = stack.parts.iter().map(|part| part.tensor(from.index)).collect();
-                let weights = read_linear(backend, spec, tensors, &names, order)?;
+                let weights = if from.index < spec.layers {
+                    read_linear(backend, spec, tensors, &names, order)?
+                } else {
+                    // The layer of a draft head, which is not ternary.
+                    let width = stack.parts[0].input_width(spec);
+                    backend.linear(read_int8(tensors, &names, 0..width)?, order)?
+                };
                 let rotation = rotation(backend, from, stack.parts[0])?;
                 matrices.push(Matrix { norm: None, rotation, weights, column });
                 column += stack.rows(spec);

@@ -1,11 +1,12 @@
 //! The network: one forward pass for all families on any backend, its weights, and what goes in and comes out.
 
 mod batch;
+mod draft_head;
 mod layer;
 mod model;
 mod transformer;
 pub(crate) mod weights;
 
 pub use batch::{Batch, Logits, Run};
-pub use model::{ForwardError, Limits, Model};
+pub use model::{ForwardError, HiddenRows, Limits, Model};
 pub use transformer::Transformer;

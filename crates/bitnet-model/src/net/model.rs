@@ -35,6 +35,28 @@ pub trait Model: Send {
     /// keys and values and the states of this step's runs are then unspecified.
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError>;
 
+    /// Whether the model has a head that drafts tokens, so that [`Model::draft`] works.
+    fn has_draft_head(&self) -> bool {
+        false
+    }
+
+    /// Runs one pass of the draft head: a token of the batch, at position `p` of a run, is the one *after* position `p`
+    /// of its sequence, and is paired with the hidden state of position `p`. Stores the keys and values of these pairs
+    /// in slots `p` of the head's own cache, in the blocks of the batch, and writes the logits of the tokens after them.
+    ///
+    /// # Errors
+    /// If the model has no head ([`ForwardError::NoDraftHead`]) or the pass does not fit, before anything is written, or
+    /// if the backend fails.
+    fn draft(
+        &mut self,
+        batch: &Batch,
+        hidden: HiddenRows<'_>,
+        logits: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        let _ = (batch, hidden, logits);
+        Err(ForwardError::NoDraftHead)
+    }
+
     /// Device status, or `None` on the CPU.
     fn device(&self) -> Option<DeviceStatus> {
         None
@@ -78,6 +100,19 @@ impl<M: Model + ?Sized> Model for &mut M {
         (**self).forward(batch, logits)
     }
 
+    fn has_draft_head(&self) -> bool {
+        (**self).has_draft_head()
+    }
+
+    fn draft(
+        &mut self,
+        batch: &Batch,
+        hidden: HiddenRows<'_>,
+        logits: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        (**self).draft(batch, hidden, logits)
+    }
+
     fn device(&self) -> Option<DeviceStatus> {
         (**self).device()
     }
@@ -92,6 +127,23 @@ impl<M: Model + ?Sized> Model for &mut M {
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         (**self).copy_state(from, to)
+    }
+}
+
+/// The hidden states that a draft head reads, one for each token of its batch.
+#[derive(Debug, Clone, Copy)]
+pub enum HiddenRows<'a> {
+    /// Of these tokens of the last [`Model::forward`].
+    Forward(&'a [usize]),
+    /// Of these rows of logits of the last [`Model::draft`]: the head's own.
+    Drafted(&'a [usize]),
+}
+
+impl<'a> HiddenRows<'a> {
+    /// The rows.
+    pub fn rows(&self) -> &'a [usize] {
+        let (HiddenRows::Forward(rows) | HiddenRows::Drafted(rows)) = *self;
+        rows
     }
 }
 
@@ -139,6 +191,9 @@ pub enum ForwardError {
     /// A hidden state is wanted of a model that computes logits by other means.
     #[error("this model gives no hidden states: ask it for logits or tokens")]
     NoHiddenState,
+    /// The model has no head that drafts tokens, or it was not loaded.
+    #[error("this model has no head that drafts tokens: use one that has, or draft by other means")]
+    NoDraftHead,
     /// The backend failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, fmt};
 
 use bitnet_kernels::{
-    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, Norm, RowsKind, StepSize, Wanted,
+    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, Norm, RowsKind, Step, StepSize, Wanted,
 };
 
 use crate::{
@@ -13,7 +13,8 @@ use crate::{
     files::{PackedSource, TensorSource, read_ahead},
     names::{self, Expected},
     net::{
-        Batch, ForwardError, Limits, Logits, Model, Run,
+        Batch, ForwardError, HiddenRows, Limits, Logits, Model, Run,
+        draft_head::DraftHead,
         layer::{Dense, FeedForward, Layer, Mixer, Origin},
         weights::{SOURCE, packed, read_table},
     },
@@ -36,6 +37,7 @@ pub struct Transformer<B: Backend> {
     full_rope: Option<B::Rope>,
     buffers: Buffers<B>,
     slots: Slots,
+    draft_head: Option<DraftHead<B>>,
 }
 
 /// Checks that no two runs of a step name the same slot, in one pass and without allocating.
@@ -161,6 +163,7 @@ impl<B: Backend> Transformer<B> {
         let full = |windows: &Windows| read_rope(b, spec, windows.full_theta, context);
         let full_rope = spec.windows.as_ref().map(full).transpose()?;
         let buffers = Buffers::new(b, spec, limits)?;
+        let draft_head = spec.draft_head.then(|| DraftHead::load(b, spec, tensors, limits)).transpose()?;
         b.prepare(&StepSize {
             tokens: limits.max_tokens,
             logit_rows: limits.max_logit_rows,
@@ -182,6 +185,7 @@ impl<B: Backend> Transformer<B> {
             full_rope,
             buffers,
             slots,
+            draft_head,
         })
     }
 
@@ -195,7 +199,7 @@ impl<B: Backend> Transformer<B> {
         &mut self.backend
     }
 
-    fn check(&mut self, batch: &Batch) -> Result<(), ForwardError> {
+    fn check(&self, batch: &Batch) -> Result<(), ForwardError> {
         let sizes = [
             ("tokens", batch.tokens().len(), self.limits.max_tokens),
             ("logit rows", batch.logit_rows().len(), self.limits.max_logit_rows),
@@ -215,7 +219,10 @@ impl<B: Backend> Transformer<B> {
                 return Err(ForwardError::ContextExceeded { position: context, context });
             }
         }
-        batch.blocks().iter().try_for_each(|&block| self.check_block(block))?;
+        batch.blocks().iter().try_for_each(|&block| self.check_block(block))
+    }
+
+    fn check_states(&mut self, batch: &Batch) -> Result<(), ForwardError> {
         if self.spec.state_bytes() == 0 { Ok(()) } else { self.slots.check(batch.runs()) }
     }
 
@@ -243,65 +250,17 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
         self.check(batch)?;
+        self.check_states(batch)?;
         let (tokens, step) = (batch.tokens().len(), batch.step());
         let Transformer { backend, spec, buffers, .. } = self;
         let factors = spec.multipliers;
 
         backend.embed(&self.embedding, batch.tokens(), factors.embedding, &mut buffers.residual)?;
         for layer in &mut self.layers {
-            let (residual, input) = (&mut buffers.residual, &mut buffers.input_quants);
-            match &mut layer.mixer {
-                Mixer::Attention(attention) => {
-                    let (qkv, attended) = (&mut buffers.qkv, &mut buffers.attended);
-                    let full = self.full_rope.as_ref().filter(|_| attention.window.is_none());
-                    let rope = full.unwrap_or(&self.rope);
-                    attention.project_rope_store(backend, step, residual, input, rope, qkv)?;
-                    backend.attention(step.within(attention.window), qkv, &attention.kv, attended)?;
-                    attention.gate(backend, tokens, qkv, attended)?;
-                    let (output, quants) = (&attention.output, &mut buffers.attended_quants);
-                    match (&attention.post_norm, &mut buffers.projected) {
-                        (Some(norm), Some(rows)) => {
-                            output
-                                .project_norm_add(backend, tokens, attended, quants, norm, rows, residual)?;
-                        }
-                        _ => output.project_add(
-                            backend,
-                            tokens,
-                            attended,
-                            quants,
-                            factors.residual,
-                            residual,
-                        )?,
-                    }
-                }
-                Mixer::Delta(delta) => {
-                    let own =
-                        buffers.delta.as_mut().expect("a model with gated-delta layers has their buffers");
-                    let (projected, output) = (&mut own.projected, &mut own.output);
-                    delta.project(backend, tokens, residual, input, projected)?;
-                    backend.gated_delta(step, projected, &delta.weights, &mut delta.state, output)?;
-                    let quants = &mut own.output_quants;
-                    delta.output.project_add(backend, tokens, output, quants, factors.residual, residual)?;
-                }
-            }
-            match &layer.ffn {
-                FeedForward::Experts(experts, norm) => {
-                    backend.mix_experts(tokens, norm, experts, residual)?
-                }
-                FeedForward::Dense(Dense { gate_up: projection, down, post_norm }) => {
-                    let (gate_up, gated) = (&mut buffers.gate_up, &mut buffers.gated_quants);
-                    let gate = spec.activation;
-                    projection.project_gate_quantize(
-                        backend, tokens, residual, input, gate, down, gate_up, gated,
-                    )?;
-                    match (post_norm, &mut buffers.projected) {
-                        (Some(norm), Some(rows)) => {
-                            down.norm_add_quantized(backend, tokens, gated, norm, rows, residual)?;
-                        }
-                        _ => down.add_quantized(backend, tokens, gated, factors.residual, residual)?,
-                    }
-                }
-            }
+            buffers.run(backend, spec, step, (&self.rope, self.full_rope.as_ref()), layer)?;
+        }
+        if let Some(head) = &mut self.draft_head {
+            backend.norm_rows(&head.all_rows[..tokens], &buffers.residual, &self.norm, &mut head.hidden)?;
         }
 
         let head = self.head.as_ref().unwrap_or(&self.embedding);
@@ -317,6 +276,45 @@ impl<B: Backend> Model for Transformer<B> {
         Ok(backend.finish()?)
     }
 
+    fn has_draft_head(&self) -> bool {
+        self.draft_head.is_some()
+    }
+
+    fn draft(
+        &mut self,
+        batch: &Batch,
+        hidden: HiddenRows<'_>,
+        logits: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        self.check(batch)?;
+        let (tokens, step) = (batch.tokens().len(), batch.step());
+        assert_eq!(hidden.rows().len(), tokens, "each token is paired with a hidden state");
+        let Transformer { backend, spec, buffers, draft_head, .. } = self;
+        let draft = draft_head.as_mut().ok_or(ForwardError::NoDraftHead)?;
+        let (residual, input) = (&mut buffers.residual, &mut buffers.input_quants);
+
+        backend.embed(&self.embedding, batch.tokens(), spec.multipliers.embedding, residual)?;
+        backend.norm_quantize(tokens, residual, [Some(&draft.embedding_norm), None], None, input)?;
+        backend.bit_linear(tokens, input, &draft.of_embedding, residual, 0, None)?;
+        let from = match hidden {
+            HiddenRows::Forward(_) => &draft.hidden,
+            HiddenRows::Drafted(_) => &draft.drafted,
+        };
+        backend.norm_rows(hidden.rows(), from, &draft.hidden_norm, &mut draft.gathered)?;
+        backend.norm_quantize(tokens, &draft.gathered, [None, None], None, input)?;
+        backend.bit_linear(tokens, input, &draft.of_hidden, residual, 0, Some(1.0))?;
+        buffers.run(backend, spec, step, (&self.rope, None), &mut draft.layer)?;
+
+        let rows = batch.logit_rows();
+        let (values, drawn) = logits.resize_with_drawn(rows.len(), spec.vocab);
+        if !rows.is_empty() {
+            let head = self.head.as_ref().unwrap_or(&self.embedding);
+            backend.norm_rows(rows, &buffers.residual, &draft.norm, &mut draft.drafted)?;
+            backend.logits(&draft.drafted, head, batch.wanted(), values, drawn)?;
+        }
+        Ok(backend.finish()?)
+    }
+
     fn device(&self) -> Option<DeviceStatus> {
         self.backend.device()
     }
@@ -328,7 +326,8 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.check_block(from.max(to))?;
-        for layer in &mut self.layers {
+        let head = self.draft_head.iter_mut().map(|head| &mut head.layer);
+        for layer in self.layers.iter_mut().chain(head) {
             if let Mixer::Attention(attention) = &mut layer.mixer {
                 self.backend.copy_block(&mut attention.kv, from, to)?;
             }
@@ -348,6 +347,58 @@ impl<B: Backend> Model for Transformer<B> {
 }
 
 impl<B: Backend> Buffers<B> {
+    /// Runs one layer on the residual stream. `ropes` are those of most layers and, if others slide, of full attention.
+    fn run(
+        &mut self,
+        backend: &mut B,
+        spec: &ModelSpec,
+        step: Step<'_>,
+        ropes: (&B::Rope, Option<&B::Rope>),
+        layer: &mut Layer<B>,
+    ) -> Result<(), KernelError> {
+        let (tokens, factor) = (step.tokens(), spec.multipliers.residual);
+        let (residual, input) = (&mut self.residual, &mut self.input_quants);
+        match &mut layer.mixer {
+            Mixer::Attention(attention) => {
+                let (qkv, attended) = (&mut self.qkv, &mut self.attended);
+                let rope = ropes.1.filter(|_| attention.window.is_none()).unwrap_or(ropes.0);
+                attention.project_rope_store(backend, step, residual, input, rope, qkv)?;
+                backend.attention(step.within(attention.window), qkv, &attention.kv, attended)?;
+                attention.gate(backend, tokens, qkv, attended)?;
+                let (output, quants) = (&attention.output, &mut self.attended_quants);
+                match (&attention.post_norm, &mut self.projected) {
+                    (Some(norm), Some(rows)) => {
+                        output.project_norm_add(backend, tokens, attended, quants, norm, rows, residual)?;
+                    }
+                    _ => output.project_add(backend, tokens, attended, quants, factor, residual)?,
+                }
+            }
+            Mixer::Delta(delta) => {
+                let own = self.delta.as_mut().expect("a model with gated-delta layers has their buffers");
+                let (projected, output) = (&mut own.projected, &mut own.output);
+                delta.project(backend, tokens, residual, input, projected)?;
+                backend.gated_delta(step, projected, &delta.weights, &mut delta.state, output)?;
+                let quants = &mut own.output_quants;
+                delta.output.project_add(backend, tokens, output, quants, factor, residual)?;
+            }
+        }
+        match &layer.ffn {
+            FeedForward::Experts(experts, norm) => backend.mix_experts(tokens, norm, experts, residual),
+            FeedForward::Dense(Dense { gate_up: projection, down, post_norm }) => {
+                let (gate_up, gated) = (&mut self.gate_up, &mut self.gated_quants);
+                let gate = spec.activation;
+                projection
+                    .project_gate_quantize(backend, tokens, residual, input, gate, down, gate_up, gated)?;
+                match (post_norm, &mut self.projected) {
+                    (Some(norm), Some(rows)) => {
+                        down.norm_add_quantized(backend, tokens, gated, norm, rows, residual)
+                    }
+                    _ => down.add_quantized(backend, tokens, gated, factor, residual),
+                }
+            }
+        }
+    }
+
     fn new(b: &mut B, spec: &ModelSpec, limits: Limits) -> Result<Self, KernelError> {
         let n = limits.max_tokens;
         let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
@@ -396,9 +447,14 @@ fn read_rope<B: Backend>(
 
 /// Checks that a source has every tensor of the model in the right shape.
 fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), ModelError> {
-    let shapes: HashMap<&str, &[usize]> =
-        tensors.entries().iter().map(|e| (e.name.as_str(), e.shape.as_slice())).collect();
-    for Expected { name, shape: expected, .. } in names::expected(spec) {
+    let shapes: HashMap<&str, &[usize]> = tensors
+        .entries()
+        .iter()
+        .chain(tensors.draft_head())
+        .map(|e| (e.name.as_str(), e.shape.as_slice()))
+        .collect();
+    let head = spec.draft_head.then(|| names::draft_head(spec)).into_iter().flatten();
+    for Expected { name, shape: expected, .. } in names::expected(spec).chain(head) {
         let Some(actual) = shapes.get(name.as_str()) else {
             return Err(ModelError::MissingTensor { file: SOURCE.into(), tensor: name });
         };

@@ -1,7 +1,7 @@
 //! Reads weights from a source into the layout of a backend: tables, stacks of ternary matrices, norms.
 //! Files that already have the backend's layout are used in place.
 
-use bitnet_kernels::{Backend, Norm, Rotate, RowOrder, Weights};
+use bitnet_kernels::{Backend, Int8Matrix, Norm, Rotate, RowOrder, Weights};
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 
 use crate::{
@@ -77,6 +77,24 @@ pub(crate) fn in_bf16_if_exact(table: BitNetTensor) -> BitNetTensor {
     }
     let bytes: Vec<u8> = words.iter().flat_map(|word| [word[2], word[3]]).collect();
     BitNetTensor::new(DType::BF16, [table.rows(), table.cols()], SharedBytes::new(bytes)).unwrap_or(table)
+}
+
+/// Reads columns `cols` of projections of a draft head that share an input, stacked into one matrix of int8.
+pub(crate) fn read_int8(
+    tensors: &dyn TensorSource,
+    names: &[String],
+    cols: std::ops::Range<usize>,
+) -> Result<Int8Matrix, ModelError> {
+    let parts = names.iter().map(|n| tensors.dense(n)).collect::<Result<Vec<_>, _>>()?;
+    let whole = |end: usize| end.is_multiple_of(Int8Matrix::BLOCK);
+    if !(whole(cols.start) && whole(cols.end)) {
+        let problem = format!("columns {cols:?} are not whole blocks of {}", Int8Matrix::BLOCK);
+        let cure = "draft without the model's head";
+        return Err(ModelError::tensor(SOURCE, &names.join(" + "), problem, cure));
+    }
+    let mut matrix = Int8Matrix::with_capacity(parts.iter().map(BitNetTensor::rows).sum(), cols.len())?;
+    parts.iter().for_each(|part| matrix.append(part, cols.clone()));
+    Ok(matrix)
 }
 
 /// Reads the gain of a norm.

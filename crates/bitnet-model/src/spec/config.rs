@@ -138,6 +138,7 @@ impl Config {
                 _ => Multipliers::NONE,
             },
             tied_head: tied_head(&c, &whole, family)? || embeds,
+            draft_head: false,
             // A folder may say otherwise in a file of its own.
             embeds: embeds.then_some(Pooling::Last),
             // Group scales of embedding and head are set when the source sees how they are stored, and end tokens once

@@ -62,6 +62,9 @@ pub struct ModelSpec {
     pub multipliers: Multipliers,
     /// Whether the embedding is also the output head.
     pub tied_head: bool,
+    /// Whether the model has a head that drafts tokens (multi-token prediction), which is loaded with it. It changes no
+    /// logits.
+    pub draft_head: bool,
     /// How the hidden states of a text become its embedding, if the model embeds texts.
     pub embeds: Option<Pooling>,
     /// Tokens that end a text. They are part of the model so that no program can forget them.
@@ -184,6 +187,7 @@ impl ModelSpec {
             grouped: Grouped::default(),
             multipliers: Multipliers::NONE,
             tied_head: true,
+            draft_head: false,
             embeds: None,
             eos: Vec::new(),
         }
@@ -204,9 +208,10 @@ impl ModelSpec {
         self.rope.width.unwrap_or(self.head_dim)
     }
 
-    /// Whether a layer attends. One that does not has a recurrent state instead of keys and values.
+    /// Whether a layer attends. One that does not has a recurrent state instead of keys and values. The layer of a draft
+    /// head, which comes after the last, always attends.
     pub fn attends(&self, layer: usize) -> bool {
-        self.hybrid.as_ref().is_none_or(|hybrid| hybrid.attends.get(layer) == Some(&true))
+        self.hybrid.as_ref().is_none_or(|hybrid| hybrid.attends.get(layer).copied().unwrap_or(true))
     }
 
     /// Number of keys that a token of a layer attends to, its own included; all if `None`.
@@ -230,6 +235,11 @@ impl ModelSpec {
     /// Number of layers that attend, and so keep keys and values.
     pub fn attention_layers(&self) -> usize {
         self.hybrid.as_ref().map_or(self.layers, |hybrid| hybrid.attends.iter().filter(|&&a| a).count())
+    }
+
+    /// Number of layers that keep keys and values, with that of a draft head.
+    pub fn cached_layers(&self) -> usize {
+        self.attention_layers() + usize::from(self.draft_head)
     }
 
     /// Number of layers that have a recurrent state instead of keys and values.

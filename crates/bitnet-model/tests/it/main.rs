@@ -2,6 +2,7 @@
 
 mod conventions;
 mod converted;
+mod draft_head;
 mod embedding;
 mod ends;
 mod families;

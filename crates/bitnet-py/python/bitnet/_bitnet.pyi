@@ -82,6 +82,7 @@ class Model:
         batch_size: int | None = None,
         context: int | None = None,
         speculate: int | None = None,
+        draft: str = "auto",
         progress: Callable[[str, int, int], object] | None = None,
     ) -> Model:
         """Opens a model and starts its engine. Only `device` and `kv` can change a token.
@@ -95,6 +96,7 @@ class Model:
         :param batch_size: maximum number of requests computed together, 8 by default. Others wait.
         :param context: maximum number of tokens in a request; the model's context by default.
         :param speculate: maximum number of drafted tokens for a sequence in a step; 0 by default.
+        :param draft: what drafts them: `auto`, `head`, `ngram`, `none`, or a smaller model with the same vocabulary.
         :param progress: called with the file being downloaded or `loading`, the amount done, and the total.
         """
     def generate(self, prompt: _Prompt, **options: Unpack[Options]) -> Answer:

@@ -81,7 +81,7 @@ impl Job {
         check_generated(&parsed, given_seed.is_some())?;
         let Constrained { schema, relaxed } = constraint(&mut parsed, service)?;
         let Parsed { prompts, mut config, best, offer, priority, salt, stream, .. } = parsed;
-        let Parsed { chat, generated, token_ids, names, thought, .. } = parsed;
+        let Parsed { chat, generated, token_ids, names, thought, prediction, .. } = parsed;
         let calls = offer.map(|(offer, form)| Calls { form, tools: offer.tools.into() });
         // Small enough for clients whose numbers are doubles.
         let seed = given_seed.unwrap_or_else(|| fresh() >> 11);
@@ -101,6 +101,7 @@ impl Job {
             output: if echo && logprobs { Output::Scored } else { Output::Tokens },
             constraint: schema.as_ref().map(Schema::constraint),
             thought: thought.clone(),
+            prediction: prediction.clone(),
             ..Request::new(prompt, config.clone())
         };
         let requests: Vec<Request> = prompts.into_iter().map(request).collect();

@@ -36,6 +36,8 @@ pub(crate) struct Parsed {
     pub stream: bool,
     /// Whether choices carry their token ids.
     pub token_ids: bool,
+    /// Tokens of a text that the answer will probably resemble.
+    pub prediction: Vec<u32>,
     /// What the client calls the fields.
     pub names: Names,
 }
@@ -56,6 +58,7 @@ impl Parsed {
             salt: 0,
             stream: false,
             token_ids: false,
+            prediction: Vec::new(),
             names: Names::default(),
         }
     }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use bitnet::inference::{
-    End, FinishReason, Priority, Request, RequestError, RequestHandle, SubmitError, TokenLogprobs, Update,
+    End, FinishReason, Predicted, Priority, Request, RequestError, RequestHandle, SubmitError, TokenLogprobs,
+    Update,
 };
 use bitnet::model::{DecodeStream, Tokenizer};
 
@@ -116,6 +117,8 @@ pub(crate) struct Pieces {
     echoes: Option<Echoes>,
     /// Tokens at the beginning of the prompts that were in the prefix cache, for the choices that have ended.
     cached: usize,
+    /// How well the ended choices were predicted.
+    predicted: Option<Predicted>,
     record: Record,
 }
 
@@ -201,6 +204,7 @@ impl Pieces {
                 tokenizer: tokenizer.cloned(),
             }),
             cached: 0,
+            predicted: None,
             record,
         })
     }
@@ -244,6 +248,7 @@ impl Pieces {
             cached: Some(self.cached),
             generated: self.record.tokens,
             thought: 0,
+            predicted: self.predicted,
         }
     }
 
@@ -284,6 +289,11 @@ impl Pieces {
                 };
                 // The other choices of a request share the prompt of the first.
                 self.cached += end.as_ref().filter(|_| choice == 0).map_or(0, |end| end.cached_tokens);
+                if let Some(counts) = end.as_ref().and_then(|end| end.predicted) {
+                    let all = self.predicted.get_or_insert_default();
+                    all.accepted += counts.accepted;
+                    all.rejected += counts.rejected;
+                }
                 if end.is_none() {
                     self.record.end("timeout");
                     if self.open == 0 && self.record.tokens == 0 {

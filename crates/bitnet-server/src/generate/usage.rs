@@ -1,5 +1,7 @@
 //! The token counts of a request.
 
+use bitnet::inference::Predicted;
+
 /// The token counts of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
@@ -12,6 +14,8 @@ pub(crate) struct Usage {
     pub generated: usize,
     /// How many of them belong to thoughts.
     pub thought: usize,
+    /// How well the request predicted its text, if it did.
+    pub predicted: Option<Predicted>,
 }
 
 impl Usage {

@@ -624,3 +624,37 @@ fn a_beginning_that_cannot_be_continued_is_refused_by_name() {
         assert!(reply.text().contains(told), "{body}: {}", reply.text());
     }
 }
+
+#[test]
+fn a_prediction_changes_no_text_and_its_tokens_are_counted_in_every_form() {
+    let server = demo_server();
+    let messages = json!([{"role": "user", "content": "Who goes there?"}]);
+    let body = json!({"messages": messages, "max_tokens": 40, "seed": 3, "return_token_ids": true});
+    let plain = server.post(CHAT, &body).ok();
+    let text = plain["choices"][0]["message"]["content"].clone();
+    assert_eq!(plain["usage"]["completion_tokens_details"].get("accepted_prediction_tokens"), None);
+    let parts = json!([{"type": "text", "text": text}]);
+    for content in [text.clone(), parts, json!("Something else.")] {
+        let more = json!({"prediction": {"type": "content", "content": content}});
+        let predicted = server.post(CHAT, &merged(&body, more)).ok();
+        assert_eq!(predicted["choices"], plain["choices"], "{content}");
+        let details = &predicted["usage"]["completion_tokens_details"];
+        let count = |name: &str| details[name].as_u64().unwrap();
+        let accepted = count("accepted_prediction_tokens");
+        if content == "Something else." {
+            assert!(accepted < 5 && count("rejected_prediction_tokens") > 0, "{details}");
+        } else {
+            // The text may be the tokens of another way to spell it.
+            assert!(accepted > 20, "{details}");
+        }
+    }
+    for (prediction, field) in [
+        (json!({"type": "image", "content": "x"}), "prediction.type"),
+        (json!({"type": "content"}), "prediction.content"),
+        (json!({"type": "content", "content": 1}), "prediction.content"),
+        (json!({"type": "content", "content": "x", "more": 1}), "prediction.more"),
+    ] {
+        let refused = server.post(CHAT, &merged(&body, json!({"prediction": prediction}))).refusal();
+        assert_eq!(refused, (400, Some(field.into())));
+    }
+}

@@ -126,7 +126,7 @@ fn chats() -> Vec<Case> {
         case(CHAT, "moderation", json!({"moderation": {"model": "m"}}), "refused"),
         case(CHAT, "n", json!({"n": 2.0}), "honoured"),
         case(CHAT, "parallel_tool_calls", json!({"parallel_tool_calls": false}), "honoured"),
-        case(CHAT, "prediction", json!({"prediction": {"type": "content", "content": "x"}}), "accepted"),
+        case(CHAT, "prediction", json!({"prediction": {"type": "content", "content": "x"}}), "honoured"),
         case(CHAT, "presence_penalty", json!({"presence_penalty": 0.5}), "honoured"),
         case(CHAT, "prompt_cache_key", json!({"prompt_cache_key": "k"}), "accepted"),
         case(CHAT, "prompt_cache_options", json!({"prompt_cache_options": {"mode": "explicit"}}), "accepted"),

@@ -79,14 +79,24 @@ impl Model for Writer {
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
         self.inner.forward(batch, logits)?;
         let mut script = self.script.lock();
-        for (row, &index) in batch.logit_rows().iter().enumerate() {
-            // What the engine wrote instead does not count.
-            if script.written == Some(batch.tokens()[index]) {
-                script.next += 1;
+        let mut rows = batch.logit_rows().iter().enumerate().peekable();
+        for run in batch.runs() {
+            let Some(&(_, first)) = rows.peek().filter(|(_, index)| run.tokens.contains(index)) else {
+                continue;
+            };
+            // Once it writes, it follows tokens that are computed without logits too.
+            let from = if script.written.is_some() { run.tokens.start } else { *first };
+            for index in from..run.tokens.end {
+                // What the engine wrote instead does not count.
+                if script.written == Some(batch.tokens()[index]) {
+                    script.next += 1;
+                }
+                let token = script.ids.get(script.next).copied().unwrap_or(self.end);
+                script.written = Some(token);
+                if let Some((row, _)) = rows.next_if(|(_, wanted)| **wanted == index) {
+                    logits.row_mut(row)[token as usize] = 1e4;
+                }
             }
-            let token = script.ids.get(script.next).copied().unwrap_or(self.end);
-            script.written = Some(token);
-            logits.row_mut(row)[token as usize] = 1e4;
         }
         Ok(())
     }

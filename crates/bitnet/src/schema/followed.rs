@@ -38,6 +38,16 @@ impl Constraint for SchemaConstraint {
         text.follow(generated, &self.schema)?;
         text.part.allow(&self.schema, allowed)
     }
+
+    fn forced(&self, choice: u32, generated: &[u32]) -> Option<u32> {
+        let mut texts = self.texts.lock();
+        let text = texts.entry(choice).or_insert_with(|| Text::new(&self.schema));
+        text.follow(generated, &self.schema).ok()?;
+        match &mut text.part {
+            Part::Bound(bound) => bound.forced(&self.schema.digits),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Debug for SchemaConstraint {
@@ -222,6 +232,16 @@ impl Bound {
         self.matcher.consume_token(token).map_err(problem)?;
         self.number.read(digits.text(token));
         Ok(())
+    }
+
+    /// The only token that may follow, if the grammar leaves no choice about the text.
+    fn forced(&mut self, digits: &Digits) -> Option<u32> {
+        if self.matcher.compute_ff_tokens().is_empty() {
+            return None;
+        }
+        let mut allowed = TokenSet::new(digits.tokens().end as usize);
+        self.allow(digits, &mut allowed).ok()?;
+        allowed.only()
     }
 
     fn allow(&mut self, digits: &Digits, allowed: &mut TokenSet) -> Result<(), ConstraintError> {

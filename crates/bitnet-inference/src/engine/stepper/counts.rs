@@ -21,6 +21,8 @@ pub struct StepFaults {
     pub constraint: u64,
     /// Sequences that failed because something panicked.
     pub panics: u64,
+    /// Failures of the drafter, which cost drafts and nothing else.
+    pub drafter: u64,
 }
 
 impl StepFaults {
@@ -44,6 +46,8 @@ impl StepFaults {
 pub struct StepTimes {
     /// Planning, and telling readers whose requests are admitted.
     pub plan: Duration,
+    /// Passes of the drafter.
+    pub draft: Duration,
     /// Packing, the forward pass and drawing, with everything between.
     pub compute: Duration,
     /// Packing the batch for the model.

@@ -13,6 +13,9 @@ use crate::sample::{Draw, Sampler};
 use crate::schedule::{PlannedRun, RunOutcome, SampledToken, Scheduler, Sequence, StepOutcome, spell};
 use crate::thought::ThoughtReader;
 
+/// Maximum number of tokens that a constraint is asked to force at once.
+const MAX_FORCED: usize = 64;
+
 impl Stepper<'_> {
     pub(super) fn draw(&mut self, scheduler: &Scheduler, runs: &[PlannedRun], outcome: &mut StepOutcome) {
         let begun = Instant::now();
@@ -22,12 +25,27 @@ impl Stepper<'_> {
             let drawn =
                 catch_unwind(AssertUnwindSafe(|| self.draw_run(scheduler, run, row, &mut outcome.drawn)));
             outcome.runs.push(match drawn {
-                Ok(Ok(())) => RunOutcome::Done(first..outcome.drawn.len()),
-                Ok(Err(error)) => self.failed(error),
-                Err(panic) => {
-                    // The sampler's scratch memory may be inconsistent.
-                    self.sampler = Sampler::new(self.model.spec().vocab);
-                    self.failed(RequestError::Panic { message: panic_message(panic.as_ref()) })
+                Ok(Ok(forced)) => {
+                    if !forced.is_empty() {
+                        outcome.forced.push((outcome.runs.len(), forced));
+                    }
+                    RunOutcome::Done(first..outcome.drawn.len())
+                }
+                failed => {
+                    let error = match failed {
+                        Ok(failed) => failed.expect_err("the other case comes first"),
+                        Err(panic) => {
+                            // The sampler's scratch memory may be inconsistent.
+                            self.sampler = Sampler::new(self.model.spec().vocab);
+                            RequestError::Panic { message: panic_message(panic.as_ref()) }
+                        }
+                    };
+                    // Without drafts, the tokens before would have been delivered: the next step fails in their place.
+                    if outcome.drawn.len() > first {
+                        RunOutcome::Done(first..outcome.drawn.len())
+                    } else {
+                        self.failed(error)
+                    }
                 }
             });
             row += run.rows;
@@ -35,14 +53,15 @@ impl Stepper<'_> {
         self.times.sample += begun.elapsed();
     }
 
-    /// Draws the token after a run's last one, and the next one as long as the drawn token equals the draft.
+    /// Draws the token after a run's last one, and the next one as long as the drawn token equals the draft. Drafts that
+    /// a constraint forces are drawn without a row. Returns the tokens that it forces after those drawn.
     fn draw_run(
         &mut self,
         scheduler: &Scheduler,
         run: &PlannedRun,
         row: usize,
         drawn: &mut Vec<SampledToken>,
-    ) -> Result<(), RequestError> {
+    ) -> Result<Vec<u32>, RequestError> {
         let s = scheduler.sequence(run);
         if run.rows > 0 && !s.draws {
             let wanted = match s.request.output {
@@ -52,26 +71,39 @@ impl Stepper<'_> {
                         let state = self.hidden(row + i)?.to_vec();
                         self.pooled.push((s.id.request, run.start + i, state));
                     }
-                    return Ok(());
+                    return Ok(Vec::new());
                 }
                 _ => self.logits.row(row),
             }
             .to_vec();
             self.wanted_logits.push((s.id, wanted));
-            return Ok(());
+            return Ok(Vec::new());
         }
         let end = run.start + run.len;
         let first = if s.scores() { self.score(s, run, row)? } else { 0 };
         if s.tokens.len() >= s.end {
             // Only the scores are needed.
-            return Ok(());
+            return Ok(Vec::new());
         }
-        // With drafts, the reader of the thought has to follow the drawn tokens.
-        let mut ahead = s.thought.clone().filter(|_| run.rows > first + 1);
+        let (before, confirmed) = (drawn.len(), s.confirmed());
+        let certain = if run.drafts > 0 { 1 + run.drafts - run.rows } else { 0 };
+        // With drafts or a constraint, the reader of the thought has to follow the drawn tokens.
+        let constrained = s.request.constraint.is_some();
+        let mut ahead = s.thought.clone().filter(|_| certain > 0 || run.rows > first + 1 || constrained);
+        let place = |ahead: &mut Option<ThoughtReader>, token: u32, spelled: &mut Vec<u8>| {
+            if let Some(thought) = ahead {
+                thought.place(token, spell(scheduler.config().text.as_deref(), token, spelled));
+            }
+        };
+        for &token in &s.tokens[confirmed..confirmed + certain] {
+            drawn.push(token.into());
+            place(&mut ahead, token, &mut self.spelled);
+        }
         for i in first..run.rows {
             let tokens = &s.tokens[..end + 1 + i - run.rows];
             let thought = ahead.as_ref().or(s.thought.as_ref());
-            let forced = thought.and_then(ThoughtReader::forced);
+            let ending = thought.and_then(ThoughtReader::forced);
+            let forced = ending.or_else(|| s.forced.get(tokens.len() - confirmed).copied());
             let mut next = match (forced, self.logits.drawn(row + i)) {
                 (Some(token), _) => self.with_logprobs(s, token, row + i)?,
                 (None, Some(token)) => {
@@ -90,14 +122,37 @@ impl Stepper<'_> {
             }
             let token = next.token;
             drawn.push(next);
+            place(&mut ahead, token, &mut self.spelled);
             if s.tokens.get(tokens.len()) != Some(&token) {
                 break;
             }
-            if let Some(thought) = &mut ahead {
-                thought.place(token, spell(scheduler.config().text.as_deref(), token, &mut self.spelled));
-            }
         }
-        Ok(())
+        let answers = ahead.as_ref().is_none_or(|thought| !thought.thinks() && thought.forced().is_none());
+        if !constrained || run.rows == 0 || !answers {
+            return Ok(Vec::new());
+        }
+        Ok(self.forced_after(scheduler, s, &drawn[before..]))
+    }
+
+    /// The tokens that the constraint of a sequence forces after those drawn, up to an end token or the maximum length.
+    fn forced_after(&mut self, scheduler: &Scheduler, s: &Sequence, drawn: &[SampledToken]) -> Vec<u32> {
+        let mut forced = Vec::new();
+        let ends = |token: &u32| {
+            s.request.config.stop_tokens.contains(token) || s.ends_at_eos && scheduler.eos().contains(token)
+        };
+        let Some(constraint) = &s.request.constraint else { return forced };
+        if drawn.iter().any(|drawn| ends(&drawn.token)) {
+            return forced;
+        }
+        self.generated.clear();
+        self.generated.extend(s.generated().iter().copied().chain(drawn.iter().map(|drawn| drawn.token)));
+        while forced.len() < MAX_FORCED && s.prompt_len() + self.generated.len() < s.end {
+            let next = constraint.forced(s.id.choice, &self.generated).filter(|token| !ends(token));
+            let Some(token) = next.filter(|&token| (token as usize) < self.model.spec().vocab) else { break };
+            forced.push(token);
+            self.generated.push(token);
+        }
+        forced
     }
 
     /// The hidden state of a row, whose values are all finite.

@@ -4,6 +4,7 @@
 mod calibrate;
 mod counts;
 mod draw;
+mod propose;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,6 +15,7 @@ use bitnet_model::{Batch, ForwardError, Logits, Model};
 
 pub use counts::{Draws, StepFaults, StepTimes};
 
+use super::drafter::Drafter;
 use crate::request::{RequestError, TokenLogprobs, TokenSet};
 use crate::sample::Sampler;
 use crate::schedule::{Plan, PlannedRun, RunOutcome, Scheduler, SeqId, StepOutcome, needed};
@@ -25,6 +27,7 @@ const MAX_LOSSES: u32 = 2;
 /// Executes plans: owns the model, the sampler, and the memory that all steps reuse.
 pub struct Stepper<'m> {
     model: Box<dyn Model + 'm>,
+    drafter: Option<Box<dyn Drafter + 'm>>,
     batch: Batch,
     logits: Logits,
     draws: Draws,
@@ -33,6 +36,8 @@ pub struct Stepper<'m> {
     allowed: TokenSet,
     /// The bytes of a token.
     spelled: Vec<u8>,
+    /// A generated text, with tokens that its constraint forces.
+    generated: Vec<u32>,
     faults: StepFaults,
     /// The error of a lost device, after which no step can run.
     lost: Option<ForwardError>,
@@ -54,6 +59,7 @@ impl<'m> Stepper<'m> {
         let vocab = model.spec().vocab;
         let most_blocks = limits.max_logit_rows * model.spec().context.div_ceil(Batch::BLOCK_TOKENS);
         Stepper {
+            drafter: None,
             batch: Batch::with_capacity(limits.max_tokens, limits.max_logit_rows, most_blocks.min(1 << 20)),
             logits: Logits::with_capacity(limits.max_logit_rows, vocab),
             draws: Draws::default(),
@@ -61,6 +67,7 @@ impl<'m> Stepper<'m> {
             banned: Vec::with_capacity(64),
             allowed: TokenSet::new(vocab),
             spelled: Vec::new(),
+            generated: Vec::new(),
             faults: StepFaults::default(),
             lost: None,
             times: StepTimes::default(),
@@ -109,6 +116,7 @@ impl<'m> Stepper<'m> {
     pub fn run(&mut self, scheduler: &Scheduler, plan: &Plan, outcome: &mut StepOutcome) {
         outcome.runs.clear();
         outcome.drawn.clear();
+        outcome.forced.clear();
         outcome.failed_copies.clear();
         self.wanted_logits.clear();
         self.pooled.clear();
@@ -119,6 +127,7 @@ impl<'m> Stepper<'m> {
             if let Err(error) = self.model.copy_block(from, to) {
                 failed_blocks.push((to, error));
             }
+            self.copy_drafted_block(from, to);
         }
         let failed_states = self.copy_states(plan);
         self.passes(scheduler, &plan.runs, outcome);
@@ -176,7 +185,10 @@ impl<'m> Stepper<'m> {
         outcome: &mut StepOutcome,
     ) {
         match self.forward(scheduler, runs) {
-            Ok(()) => self.draw(scheduler, runs, outcome),
+            Ok(()) => {
+                self.read_drafted(scheduler, runs);
+                self.draw(scheduler, runs, outcome);
+            }
             Err(error) if self.lost.is_some() => {
                 let failed = runs.iter().map(|_| self.failed(error.clone()));
                 outcome.runs.extend(failed);
@@ -246,7 +258,7 @@ impl<'m> Stepper<'m> {
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
             s.state.into_iter().for_each(|state| self.batch.set_state(state));
-            self.batch.want(|row| needed(s, end - run.drafts + row, vocab, scheduler.eos()));
+            self.batch.want(|row| needed(s, end + 1 + row - run.rows, vocab, scheduler.eos()));
         }
         let packed = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| self.model.forward(&self.batch, &mut self.logits)));

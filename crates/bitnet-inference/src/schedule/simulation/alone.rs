@@ -9,6 +9,7 @@ const NOTHING: End = End {
     end_token: None,
     thought_tokens: 0,
     cached_tokens: 0,
+    predicted: None,
 };
 
 impl World {

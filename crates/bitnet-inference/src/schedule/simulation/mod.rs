@@ -522,9 +522,9 @@ fn a_draft_after_a_rejected_one_fits_into_the_blocks_that_it_left() {
     };
     assert_eq!(drafts(&mut scheduler, 4), 0);
     let s = seq_mut(&mut scheduler.slots, 0);
-    (s.drafts_tried, s.drafts_accepted) = (2.0, 2.0);
+    (0..2).for_each(|_| s.rates[Source::Text as usize].learn(1, 1));
     assert_eq!(drafts(&mut scheduler, 9), 4, "into the next block");
     assert_eq!(seq(&scheduler.slots, 0).table.len(), 2);
-    assert_eq!(drafts(&mut scheduler, 5), 2, "within the first block");
-    assert_eq!(scheduler.counts().drafted, 6);
+    assert_eq!(drafts(&mut scheduler, 5), 3, "within the first block");
+    assert_eq!(scheduler.counts().drafted, 7);
 }

@@ -11,6 +11,7 @@ pub(crate) mod delta;
 pub(crate) mod dense;
 pub(crate) mod element;
 pub(crate) mod grouped;
+pub(crate) mod int8;
 pub(crate) mod peak;
 pub(crate) mod rotate;
 pub(crate) mod rows;
@@ -29,6 +30,7 @@ pub(crate) struct KernelSet {
     pub(crate) floats: FloatKernels,
     pub(crate) bit_linear: unsafe fn(&ternary::BitLinear<'_>, Range<usize>),
     pub(crate) grouped: unsafe fn(&grouped::Grouped<'_>, Range<usize>),
+    pub(crate) int8: unsafe fn(&int8::Int8<'_>, Range<usize>),
     pub(crate) copy_rows: unsafe fn(&shortlist::CopyRows<'_>, usize, &mut [f32]),
     pub(crate) make_planes: MakePlanes,
     pub(crate) bounds: unsafe fn(&shortlist::Bounds<'_>, Range<usize>),
@@ -110,15 +112,16 @@ macro_rules! kernel_set {
         /// The entry points of this instruction set.
         pub(crate) static KERNELS: $crate::cpu::generic::KernelSet = {
             use std::ops::Range;
-            use $crate::cpu::generic::{KernelSet, entry, grouped, shortlist, ternary};
+            use $crate::cpu::generic::{KernelSet, entry, grouped, int8, shortlist, ternary};
 
             entry!($lanes, [$($feature),*], ternary::bit_linear(a: &ternary::BitLinear<'_>, panels: Range<usize>));
             entry!($lanes, [$($feature),*], grouped::grouped(a: &grouped::Grouped<'_>, panels: Range<usize>));
+            entry!($lanes, [$($feature),*], int8::int8(a: &int8::Int8<'_>, rows: Range<usize>));
             entry!($lanes, [$($feature),*], shortlist::copy_rows(a: &shortlist::CopyRows<'_>, panel: usize, scratch: &mut [f32]));
             entry!($lanes, [$($feature),*], shortlist::make_planes(x: &[f32], planes: &mut [i8], scratch: &mut [f32]) -> Option<shortlist::Limits>);
             entry!($lanes, [$($feature),*], shortlist::bounds(a: &shortlist::Bounds<'_>, panels: Range<usize>));
             entry!($lanes, [$($feature),*], peak::products(rounds: usize) -> u64);
-            KernelSet { floats: $floats, bit_linear, grouped, copy_rows, make_planes, bounds, products }
+            KernelSet { floats: $floats, bit_linear, grouped, int8, copy_rows, make_planes, bounds, products }
         };
     };
 }

@@ -51,7 +51,7 @@ fn message(about: &About, turn: &Turn, blocks: &[String]) -> String {
 }
 
 fn usage(about: &About) -> Value {
-    let Usage { prompt, cached, generated, thought } = about.usage;
+    let Usage { prompt, cached, generated, thought, .. } = about.usage;
     let cached = cached.unwrap_or(0);
     json!({
         // Here, the tokens of the prompt that were not in the cache.

@@ -3,6 +3,7 @@
 use super::{harmless, messages::messages, thoughts, tools};
 use crate::{
     generate::{
+        content::{Parts, text},
         conversation::{Conversation, Talk},
         parsed::Parsed,
         prompt::Encoder,
@@ -17,8 +18,23 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Par
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
     config.max_new_tokens = max_tokens(fields)?;
     config.logprobs = logprobs(fields)?;
+    let prediction = prediction(fields, encoder)?;
     harmless::of_chat(fields)?;
-    Ok(Parsed::turn(conversation, config))
+    Ok(Parsed { prediction, ..Parsed::turn(conversation, config) })
+}
+
+/// Takes the text that the answer will probably resemble. A prediction changes only the speed, so it may be any text.
+fn prediction(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<Vec<u32>, ApiError> {
+    const PARTS: Parts = Parts { kinds: &["text"], harmless: &[] };
+    let Some(mut prediction) = fields.object("prediction")? else { return Ok(Vec::new()) };
+    let kind: String = prediction.need("type")?;
+    if kind != "content" {
+        return Err(ApiError::unsupported(prediction.name("type"), format!("{kind:.20?}")));
+    }
+    let content = prediction.need_raw("content")?;
+    let predicted = text(&prediction, "content", content, &PARTS)?;
+    prediction.finish()?;
+    encoder.text(&predicted, false, "prediction.content")
 }
 
 /// Takes the fields that make the prompt.

@@ -124,8 +124,6 @@ pub(super) fn of_chat(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.only("best_of", &[json!(1)])?;
     fields.only("echo", &[json!(false)])?;
     fields.only("add_special_tokens", &[json!(false)])?;
-    // A prediction could only make the same tokens come sooner.
-    fields.harmless("prediction", &[])?;
     fields.only("modalities", &[json!(["text"])])?;
     ["audio", "web_search_options", "moderation"].into_iter().try_for_each(|field| fields.only(field, &[]))
 }

@@ -58,6 +58,10 @@ struct PromptDetails {
 #[derive(Serialize)]
 struct CompletionDetails {
     reasoning_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_prediction_tokens: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected_prediction_tokens: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -210,7 +214,11 @@ impl Shape<'_> {
             completion_tokens: usage.generated,
             total_tokens: usage.total(),
             prompt_tokens_details: usage.cached.map(|cached_tokens| PromptDetails { cached_tokens }),
-            completion_tokens_details: CompletionDetails { reasoning_tokens: usage.thought },
+            completion_tokens_details: CompletionDetails {
+                reasoning_tokens: usage.thought,
+                accepted_prediction_tokens: usage.predicted.map(|counts| counts.accepted),
+                rejected_prediction_tokens: usage.predicted.map(|counts| counts.rejected),
+            },
         }
     }
 
