@@ -391,7 +391,8 @@ pub(crate) fn draft_head(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '
 /// The name of a draft head's tensor in a checkpoint of Hugging Face, where its layer is the first of its own.
 pub(crate) fn stored_of_draft_head(name: &str, spec: &ModelSpec) -> String {
     let layer = format!("model.layers.{}.", spec.layers);
-    stored(&name.strip_prefix(&layer).map_or_else(|| name.into(), |part| format!("mtp.layers.0.{part}")))
+    let own = name.strip_prefix(&layer).map(|part| format!("mtp.layers.0.{part}"));
+    stored(own.as_deref().unwrap_or(name), spec)
 }
 
 pub(crate) const FINAL_NORM: &str = OUTER[1].0;

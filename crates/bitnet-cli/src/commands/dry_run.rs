@@ -307,7 +307,10 @@ fn several(index: usize) -> Result<Tap, GpuError> {
 fn a_gpu_that_is_too_old_busy_or_full_is_passed_over_for_the_next_and_a_note_says_so() {
     let machine = bitnet::load::Machine { threads: Some(1), ..Default::default() };
     let checkpoint = model_arg::open("synthetic:tiny").unwrap();
-    let load = |open: Open| bitnet::load::load_by(&machine, open, &checkpoint, WANT, &mut |_, _| {}).unwrap();
+    let load = |open: Open| {
+        let draft = bitnet::OpenDraft::default();
+        bitnet::load::load_by(&machine, open, &checkpoint, &draft, WANT, &mut |_, _| {}).unwrap()
+    };
     let loaded = load(several);
     assert_eq!((loaded.gpu.as_ref().unwrap().index, loaded.refusal()), (4, None));
     let notes = loaded.notes();

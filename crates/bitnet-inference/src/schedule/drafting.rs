@@ -51,7 +51,7 @@ impl Scheduler {
         let pattern = if self.drafter { LONG_PATTERN } else { PATTERN };
         let (source, from, length) = if let Some(from) = predicted() {
             (Source::Prediction, from, s.request.prediction.len() - from)
-        } else if let Some(from) = draft::find(&s.tokens, pattern) {
+        } else if let Some(from) = draft::find(&s.tokens, pattern).filter(|_| !self.without_text) {
             (Source::Text, from, s.tokens.len() - from)
         } else if self.drafter {
             (Source::Drafter, 0, most)

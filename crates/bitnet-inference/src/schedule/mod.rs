@@ -75,6 +75,8 @@ pub struct Scheduler {
     drafter: bool,
     /// Whether drafts are made without regard to the times of steps.
     at_any_cost: bool,
+    /// Whether no drafts come from the text.
+    without_text: bool,
     /// How often drafts were right, for each [`Source`].
     rates: [Rates; Source::ALL.len()],
     /// The sequences that may get drafts in a step.
@@ -114,6 +116,7 @@ impl Scheduler {
             pace: Pacer::new(config.sizing, config.max_running),
             drafter: false,
             at_any_cost: false,
+            without_text: false,
             rates: Default::default(),
             candidates: Vec::with_capacity(config.max_running),
             released: Vec::new(),
@@ -124,9 +127,10 @@ impl Scheduler {
 
     /// A scheduler without sequences, on an empty cache, that keeps the counts and learned step times of this one.
     pub fn restarted(&self) -> Self {
-        let Scheduler { counts, drafter, at_any_cost, rates, .. } = *self;
+        let Scheduler { counts, drafter, at_any_cost, without_text, rates, .. } = *self;
         let pace = self.pace.clone();
-        Scheduler { counts, drafter, at_any_cost, rates, pace, ..Scheduler::new(self.config.clone()) }
+        let new = Scheduler::new(self.config.clone());
+        Scheduler { counts, drafter, at_any_cost, without_text, rates, pace, ..new }
     }
 
     /// Lets plans reserve drafts whose tokens a drafter finds after the step is planned, with
@@ -142,6 +146,13 @@ impl Scheduler {
     #[must_use]
     pub fn drafting_at_any_cost(self) -> Self {
         Scheduler { at_any_cost: true, ..self }
+    }
+
+    /// Plans no drafts from the text, for tests of a drafter.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn drafting_without_text(self) -> Self {
+        Scheduler { without_text: true, ..self }
     }
 
     /// Plans no further drafts by a drafter.

@@ -137,7 +137,6 @@ fn every_form_of_a_draft_head_meets_the_oracle_on_every_instruction_set() {
             assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{path}, {name}");
             all.sort_by(f32::total_cmp);
             let (median, most) = (all[all.len() / 2], all[all.len() - 1]);
-            println!("{path}, {name}: median {median:.1e}, most {most:.1e}, of {}", all.len());
             assert!(median < 1e-5 && most < 0.1, "{path}, {name}: median {median}, most {most}");
         }
     }
