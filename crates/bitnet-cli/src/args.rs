@@ -48,7 +48,7 @@ pub struct Common {
         hide_env_values = true
     )]
     pub device: Device,
-    /// Number of threads, 1 to 1024 [default: as many as this machine can run at once]
+    /// Number of threads, 1 to 1024 [default: one on each physical core that this process may use]
     #[arg(long, global = true, value_name = "N", env = "BITNET_THREADS", hide_env_values = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// CPU instruction set: auto (the best) or, for tests, another one; `bitnet doctor` lists them
@@ -510,6 +510,9 @@ pub struct BenchArgs {
     /// Sequences decoded together, like 1,4,16
     #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batch: Vec<usize>,
+    /// Also decode one sequence as common requests draw their tokens, each in turns with the most likely tokens
+    #[arg(long, conflicts_with = "url")]
+    pub sampling: bool,
     /// Also decode one sequence with up to this many draft tokens, for repetitive and for varying text
     #[arg(long, value_name = "N", conflicts_with = "url", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub speculate: Option<u8>,

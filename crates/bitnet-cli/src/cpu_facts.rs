@@ -10,6 +10,8 @@ pub struct CpuFacts {
     pub name: Option<String>,
     /// Number of threads that can run at once.
     pub cores: usize,
+    /// Number of physical cores that this process may use, if the system tells.
+    pub physical_cores: Option<usize>,
     /// Available instruction set extensions, of those that matter to kernels.
     pub features: Vec<&'static str>,
 }
@@ -20,6 +22,7 @@ impl CpuFacts {
         CpuFacts {
             arch: std::env::consts::ARCH,
             name: name(),
+            physical_cores: bitnet::physical_cores(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             features: features(),
         }

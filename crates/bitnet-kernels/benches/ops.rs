@@ -197,7 +197,7 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
         let made = (tokens * vocab * cols) as f64;
         let (wanted, mut drawn) = (vec![Wanted::Top(1); tokens], vec![None; tokens]);
         let logits = &mut logits[..tokens * vocab];
-        let row = turns(cpu, made, |cpu| cpu.logits(&x, &table, &wanted, logits, &mut drawn).unwrap());
+        let row = turns(cpu, made, |cpu| cpu.logits(&x, &table, &wanted, &[], logits, &mut drawn).unwrap());
         with(row, json!({ "op": "top_logits", "tokens": tokens, "rows": vocab, "cols": cols }))
     };
     [1, 2, 4, 8, 32].map(at).into()

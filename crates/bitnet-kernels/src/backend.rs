@@ -6,8 +6,9 @@ use std::borrow::Cow;
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
-    DeltaShape, DeltaWeights, Drawn, ExpertShape, Gate, Grouping, HeadCopy, HeadNorms, Int8Matrix,
-    KernelError, KvShape, Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step, Wanted,
+    Change, DeltaShape, DeltaWeights, Drawn, ExpertShape, Gate, Grouping, HeadCopy, HeadCounts, HeadNorms,
+    Int8Matrix, KernelError, KvShape, Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step,
+    Wanted,
     gpu::{Counts, Recorded, tilings::Tiling},
 };
 
@@ -418,8 +419,8 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]`, or as many logits of row `t` as `wanted[t]` needs. If the
-    /// table is ternary, `x` is quantised first, after the transform that the table contains.
+    /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]`, or as many logits of row `t` as `wanted[t]` needs, which
+    /// may refer to `changes`. If the table is ternary, `x` is quantised first, after the transform that the table contains.
     ///
     /// A backend that can draw a token stores it in `drawn` for each row that wants one; the logits of that row are
     /// then undefined. Other backends compute the logits that can decide the draw.
@@ -428,6 +429,7 @@ pub trait Backend: Send {
         x: &Self::Rows,
         table: &Self::Table,
         wanted: &[Wanted],
+        changes: &[Change],
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError>;
@@ -447,6 +449,11 @@ pub trait Backend: Send {
 
     /// Device status, or `None` on the CPU.
     fn device(&self) -> Option<DeviceStatus> {
+        None
+    }
+
+    /// Work of the output head so far, if this backend counts it without asking a device.
+    fn head_work(&self) -> Option<HeadCounts> {
         None
     }
 

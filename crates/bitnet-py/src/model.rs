@@ -90,7 +90,7 @@ impl Model {
     /// :param model: a name on Hugging Face (`org/name`, `org/name@revision`, `org/name:file.gguf`), a `.gguf` file, a
     ///     folder, `demo`, or `synthetic:NAME`.
     /// :param device: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` takes a GPU if it can; if not, `notes` says why.
-    /// :param threads: CPU threads; as many as the machine runs in parallel by default.
+    /// :param threads: CPU threads; one on each physical core that the process may use by default.
     /// :param memory: limit for weights, activations and cache, such as `8G`, `50%` or a number of bytes.
     /// :param kv: type of cached keys and values. A smaller type holds longer texts but rounds more.
     /// :param batch_size: maximum number of requests computed together, 8 by default. Others wait.

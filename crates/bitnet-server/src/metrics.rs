@@ -2,9 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bitnet::inference::{
-    Engine, Priority,
-    metrics::{Counter, Measure, Recorder},
+use bitnet::{
+    inference::{
+        Engine, Priority,
+        metrics::{Counter, Measure, Recorder},
+    },
+    kernels::HeadCounts,
 };
 use parking_lot::Mutex;
 use prometheus::{
@@ -121,7 +124,7 @@ const GPU_GAUGES: [Kept; 3] = [
     }),
 ];
 
-const KEPT_COUNTERS: [Kept; 11] = [
+const KEPT_COUNTERS: [Kept; 15] = [
     ("bitnet_preemptions_total", "Times a sequence had to give its blocks back.", |e| {
         e.status().scheduler.preemptions
     }),
@@ -150,7 +153,17 @@ const KEPT_COUNTERS: [Kept; 11] = [
     ("bitnet_step_retries_total", "Forward passes tried again, whole or halved.", |e| {
         e.status().faults.retries
     }),
-    ("bitnet_host_draws_total", "Tokens drawn on the host.", |e| e.status().draws.host),
+    ("bitnet_host_draws_total", "Tokens drawn from rows of logits.", |e| e.status().draws.host),
+    ("bitnet_head_drawn_rows_total", "Tokens drawn from bounds of their logits.", |e| head(e).drawn),
+    (
+        "bitnet_head_undecided_rows_total",
+        "Draws that bounds left open, so that all logits were computed.",
+        |e| head(e).undecided,
+    ),
+    ("bitnet_head_whole_rows_total", "Rows for which all logits were computed.", |e| head(e).whole),
+    ("bitnet_head_rescored_logits_total", "Logits computed because bounds did not rule them out.", |e| {
+        head(e).rescored
+    }),
 ];
 
 /// Only of a GPU.
@@ -182,6 +195,10 @@ const PLACES: [(&str, Read); 4] = [
     ("3", |e| e.status().scheduler.accepted_at[2]),
     ("4+", |e| e.status().scheduler.accepted_at[3]),
 ];
+/// Work of the output head; zeros on a GPU, which counts it by itself.
+fn head(engine: &Engine) -> HeadCounts {
+    engine.status().head.unwrap_or_default()
+}
 
 /// Causes for which sequences fail alone.
 const FAULTS: [(&str, Read); 4] = [

@@ -45,7 +45,7 @@ impl Builder {
         self
     }
 
-    /// Sets the number of CPU threads; by default as many as the machine runs in parallel.
+    /// Sets the number of CPU threads; by default one on each physical core that this process may use.
     pub fn threads(mut self, threads: usize) -> Self {
         self.machine.threads = Some(threads);
         self

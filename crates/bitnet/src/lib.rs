@@ -44,6 +44,7 @@
 
 mod answer;
 mod builder;
+mod cores;
 mod draft;
 mod embedding;
 mod error;
@@ -62,6 +63,7 @@ pub mod thought;
 
 pub use answer::{Answer, Piece, Pieces};
 pub use builder::Builder;
+pub use cores::{default_threads, physical_cores};
 pub use draft::{Draft, OpenDraft};
 pub use embedding::Embedding;
 pub use error::Error;

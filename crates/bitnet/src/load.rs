@@ -17,7 +17,7 @@ use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelError, ModelSpec, Tran
 
 pub use crate::sizes::{Home, WeightBytes};
 use crate::{
-    Error, Memory, SystemMemory,
+    Error, Memory, SystemMemory, default_threads,
     draft::{Head, OpenDraft},
     memory::Budget,
 };
@@ -202,7 +202,7 @@ pub struct UnknownDevice;
 pub struct Machine {
     /// The device.
     pub device: Device,
-    /// Number of CPU threads; `None` for as many as the machine runs in parallel.
+    /// Number of CPU threads; `None` for one on each physical core that this process may use ([`default_threads`]).
     pub threads: Option<usize>,
     /// CPU instruction set.
     pub isa: Isa,
@@ -221,8 +221,7 @@ impl Default for Machine {
 impl Machine {
     /// Number of CPU threads to use.
     pub fn threads(&self) -> usize {
-        let available = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or_else(available)
+        self.threads.unwrap_or_else(default_threads)
     }
 
     /// Creates the CPU backend.

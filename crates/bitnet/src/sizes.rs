@@ -155,10 +155,15 @@ impl Home {
                 let projected = if spec.post_norms { 4 * spec.hidden } else { 0 };
                 let ffn = spec.experts.map_or(9 * spec.ffn, |experts| expert_bytes(spec, experts));
                 let token = 5 * spec.hidden + attention + recurrent + projected + ffn;
-                // A scale and a sum for every 128 columns of int8, and the int8 input of a ternary head.
+                // A scale and a sum for every 128 columns of int8, and the int8 input of a ternary head or the bounds of
+                // a dense one.
                 let int8 = spec.hidden + q + values + spec.ffn;
                 let groups = if spec.grouped.projections { int8 / 16 } else { 0 };
-                let head = if spec.grouped.head { spec.hidden + spec.hidden / 16 } else { 0 };
+                let head = if spec.grouped.head {
+                    spec.hidden + spec.hidden / 16
+                } else {
+                    Cpu::shortlist_bytes(spec.vocab, spec.hidden)
+                };
                 // Hidden states that a draft head reads, and its own.
                 let draft = if spec.draft_head { 4 * spec.hidden } else { 0 };
                 tokens * (token + groups + 2 * draft) + rows * (4 * (spec.hidden + spec.vocab) + head + draft)

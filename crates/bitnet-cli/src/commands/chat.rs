@@ -8,12 +8,15 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bitnet::{
     Message, Model, Prompted, Request, Thinking,
-    inference::{self, EngineConfig, GenerationConfig, RequestHandle, Update},
+    inference::{
+        self, EngineConfig, GenerationConfig, RequestHandle, Update,
+        metrics::{Measure, Snapshot},
+    },
     thought::Split,
 };
 use rustyline::{DefaultEditor, error::ReadlineError};
@@ -175,18 +178,14 @@ impl Chat {
         let reader = AnswerReader::new(self.model.tokenizer(), thought.as_ref());
         let mut printer = Printer::new(reader, self.shows_thoughts);
         let request = inference::Request { thought, ..inference::Request::new(tokens, self.config.clone()) };
+        let metrics = self.model.engine().metrics();
+        metrics.reset();
         let handle = self.model.engine().submit(request).map_err(failed)?;
         self.stop.store(false, SeqCst);
-        let (begun, mut first) = (Instant::now(), None);
-        let (ids, tail) = read(handle, &self.stop, |token| {
-            first.get_or_insert_with(Instant::now);
-            printer.token(token)
-        })?;
+        let (ids, tail) = read(handle, &self.stop, |token| printer.token(token))?;
         let answer = printer.end(&tail)?;
-        if let Some(first) = first.filter(|_| ids.len() > 1) {
-            let speed = (ids.len() - 1) as f64 / first.elapsed().as_secs_f64();
-            let wait = (first - begun).as_secs_f64();
-            output::note(format_args!("[{} tokens at {speed:.1} tok/s, first after {wait:.2} s]", ids.len()));
+        if let Some(speed) = speed(&metrics.snapshot()) {
+            output::note(format_args!("[{} tokens {speed}]", ids.len()));
         }
         Ok(answer)
     }
@@ -208,6 +207,14 @@ impl Chat {
         output::note(format_args!("{} messages in {path}", messages.len()));
         Ok(())
     }
+}
+
+/// The speed at which the engine made the tokens of a single request. The times at which its reader took them would tell
+/// how fast the terminal is.
+fn speed(made: &Snapshot) -> Option<String> {
+    let between = made.measure(Measure::InterToken).mean().filter(|&mean| mean > 0.0)?;
+    let wait = made.measure(Measure::FirstToken).mean()?;
+    Some(format!("at {:.1} tok/s, first after {wait:.2} s", 1.0 / between))
 }
 
 fn failed(error: impl Display) -> CliError {
@@ -246,6 +253,27 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn the_speed_of_an_answer_is_that_of_the_engine_not_of_its_reader() {
+        let forward = |_: &PaddedBatch| {
+            thread::sleep(Duration::from_millis(20));
+            Ok(vec![vec![0.0; 4]])
+        };
+        let engine =
+            Engine::start(StatelessForward::new(4, 64, 1, forward), EngineConfig::default()).unwrap();
+        assert_eq!(speed(&engine.metrics().snapshot()), None);
+        let config = GenerationConfig { max_new_tokens: 4, ignore_eos: true, ..GenerationConfig::default() };
+        let handle = engine.submit(inference::Request::new(vec![1; 10], config)).unwrap();
+        // All tokens are made before the first is read.
+        while engine.metrics().snapshot().measure(Measure::EndToEnd).count == 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+        read(handle, &AtomicBool::new(false), |_| Ok(())).unwrap();
+        let told = speed(&engine.metrics().snapshot()).unwrap();
+        let speed: f64 = told.split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert!(speed <= 50.0, "{told}");
+    }
 
     #[test]
     fn an_answer_is_stopped_while_its_prompt_is_computed() {

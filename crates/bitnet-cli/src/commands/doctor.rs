@@ -244,8 +244,9 @@ fn print(r: &Report) -> Result<(), CliError> {
     let mut lines = vec![
         format!("bitnet     {} on {} {}", r.version, r.os, r.cpu.arch),
         format!(
-            "cpu        {}, {} hardware threads",
+            "cpu        {}, {} cores, {} threads at once",
             r.cpu.name.as_deref().unwrap_or("unknown name"),
+            r.cpu.physical_cores.map_or("unknown".into(), |cores| cores.to_string()),
             r.cpu.cores
         ),
         format!("features   {}", r.cpu.features.join(" ")),

@@ -26,6 +26,7 @@ fn judged(args: &[&str], kv: &str) {
     }
     assert_eq!(report["batched"]["equal"], report["batched"]["requests"]);
     assert!(report["cpu"]["cores"].as_u64().unwrap() >= 1);
+    assert_eq!(report["cpu"]["physical_cores"], json!(bitnet::physical_cores()));
     assert_eq!(
         (&report["gpus"], report["gpu_note"].as_str()),
         (&json!([]), Some("not checked (--device cpu)"))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bitnet_kernels::DeviceStatus;
+use bitnet_kernels::{DeviceStatus, HeadCounts};
 
 use super::stepper::{Draws, StepFaults, Stepper};
 use crate::schedule::{Scheduler, SchedulerCounts};
@@ -39,6 +39,8 @@ pub struct EngineStatus {
     pub faults: StepFaults,
     /// Where tokens were drawn.
     pub draws: Draws,
+    /// Work of the output head, or `None` if the backend does not count it.
+    pub head: Option<HeadCounts>,
     /// Device status, or `None` on the CPU.
     pub device: Option<DeviceStatus>,
 }
@@ -62,6 +64,7 @@ impl EngineStatus {
             scheduler: scheduler.counts(),
             faults: stepper.faults(),
             draws: stepper.draws(),
+            head: stepper.model().head_work(),
             device: stepper.device(),
         }
     }

@@ -5,16 +5,13 @@
 //! position). The sampler keeps scratch memory between calls, but no state.
 //!
 //! Tokens are ordered by logit, highest first; equal logits by id, lowest first. Every filter keeps a prefix of this
-//! order, so all filters together are a single cut. Probabilities are integers, `2^40 * exp(l - max)`, whose sums are
-//! exact in any order. So top-p and the draw need no sorted row, and every machine draws the same token, whatever its
-//! order of sums.
+//! order, so all filters together are a single cut. Top-p adds weights as integers, whose sums are exact in any order, so
+//! it needs no sorted row. [`bitnet_kernels::draw`] has the rule of the draw, which every backend follows.
 
-use super::exp::exp;
-use super::random::{below, random_u64};
+use bitnet_kernels::draw::{Arrivals, GROUP, below_max, exp, key, least_kept, token_of, units, weight};
+
+use super::changes::Changes;
 use crate::request::{GenerationConfig, SampleError, TokenLogprobs, TokenSet};
-
-/// Weight of the most likely token; other weights are relative to it.
-const ONE: u64 = 1 << 40;
 
 /// Everything that a draw depends on, except the logits.
 #[derive(Debug, Clone, Copy)]
@@ -40,11 +37,10 @@ pub struct Draw<'a> {
 pub struct Sampler {
     /// The row after penalties and bias.
     row: Vec<f32>,
-    weights: Vec<u64>,
+    weights: Vec<f32>,
     /// Order keys of the tokens that a filter keeps.
     keys: Vec<u64>,
-    /// Occurrences of each token; all zero between calls.
-    counts: Vec<u32>,
+    changes: Changes,
 }
 
 impl Sampler {
@@ -54,7 +50,7 @@ impl Sampler {
             row: Vec::with_capacity(vocab),
             weights: Vec::with_capacity(vocab),
             keys: Vec::with_capacity(2 * vocab + KEEP_SLACK),
-            counts: vec![0; vocab],
+            changes: Changes::new(vocab),
         }
     }
 
@@ -69,12 +65,9 @@ impl Sampler {
         let mut row = std::mem::take(&mut self.row);
         row.clear();
         row.extend_from_slice(logits);
-        self.penalise(&mut row, at);
-        for &(token, bias) in &config.logit_bias {
-            row[token as usize] += bias;
-        }
-        for &token in at.banned {
-            row[token as usize] = f32::NEG_INFINITY;
+        for change in self.changes.of(config, at.tokens, at.prompt_len, at.banned) {
+            let logit = &mut row[change.token as usize];
+            *logit = change.apply(*logit);
         }
         if let Some(allowed) = at.allowed {
             allowed.forbid_others(&mut row);
@@ -93,34 +86,8 @@ impl Sampler {
         let of = |l: f32| (f64::from(below_max(l, max)) - sum.ln()) as f32;
         keep_best(logits, top, &mut self.keys);
         self.keys.sort_unstable_by(|a, b| b.cmp(a));
-        let top = self.keys.iter().map(|&key| (id_of(key), of(logits[id_of(key) as usize])));
+        let top = self.keys.iter().map(|&key| (token_of(key), of(logits[token_of(key) as usize])));
         Ok(TokenLogprobs { logprob: of(logits[token as usize]), top: top.collect() })
-    }
-
-    fn penalise(&mut self, row: &mut [f32], at: &Draw<'_>) {
-        if !at.config.has_penalties() {
-            return;
-        }
-        // Bit 31: whether the token occurs. Other bits: how often it was generated.
-        const OCCURS: u32 = 1 << 31;
-        self.counts.resize(row.len(), 0);
-        for (i, &token) in at.tokens.iter().enumerate() {
-            let count = &mut self.counts[token as usize];
-            *count = (*count | OCCURS) + u32::from(i >= at.prompt_len);
-        }
-        let GenerationConfig { repetition_penalty, presence_penalty, frequency_penalty, .. } = *at.config;
-        for &token in at.tokens {
-            let count = std::mem::take(&mut self.counts[token as usize]);
-            if count == 0 {
-                continue;
-            }
-            let logit = &mut row[token as usize];
-            *logit = if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };
-            let generated = count & !OCCURS;
-            if generated > 0 {
-                *logit -= presence_penalty + frequency_penalty * generated as f32;
-            }
-        }
     }
 
     /// Applies temperature and filters, and draws; `max` is the row's highest logit.
@@ -131,7 +98,7 @@ impl Sampler {
         }
         let Sampler { weights, keys, .. } = self;
         weights.clear();
-        weights.extend(row.iter().map(|&l| weight(below_max(l, max) / temperature)));
+        weights.extend(row.iter().map(|&l| weight(l, max, temperature)));
 
         let mut cut = 0; // the lowest key to keep
         let limited = top_k > 0 && top_k < row.len();
@@ -141,12 +108,12 @@ impl Sampler {
         }
         if top_p < 1.0 {
             let total: u64 = if limited {
-                keys.iter().map(|&k| weights[id_of(k) as usize]).sum()
+                keys.iter().map(|&k| units(weights[token_of(k) as usize])).sum()
             } else {
-                let total = weights.iter().sum::<u64>();
+                let total = weights.iter().map(|&w| units(w)).sum::<u64>();
                 // Tokens with at most this weight have a total probability below 1 - top_p, so the cut is above them.
                 let floor = ((1.0 - f64::from(top_p)) * total as f64 * 0.999 / row.len() as f64) as u64;
-                let heavy = weights.iter().zip(row).enumerate().filter(|(_, (w, _))| **w > floor);
+                let heavy = weights.iter().zip(row).enumerate().filter(|(_, (w, _))| units(**w) > floor);
                 keys.clear();
                 keys.extend(heavy.map(|(id, (_, &l))| key(l, id)));
                 total
@@ -154,47 +121,43 @@ impl Sampler {
             let target = (f64::from(top_p) * total as f64).ceil() as u64;
             cut = lowest(prefix_of_mass(keys, weights, target));
         }
-        let floor = (f64::from(min_p) * ONE as f64) as u64;
-        let mut total = 0;
-        for (id, (w, &l)) in weights.iter_mut().zip(row).enumerate() {
-            if *w < floor || key(l, id) < cut {
-                *w = 0;
+        let floor = least_kept(min_p);
+        if cut > 0 || floor > 0 {
+            for (id, (w, &l)) in weights.iter_mut().zip(row).enumerate() {
+                if units(*w) < floor || key(l, id) < cut {
+                    *w = 0.0;
+                }
             }
-            total += *w;
         }
-        let target = below(random_u64(at.seed, at.choice, at.tokens.len() as u64), total);
-        let mut mass = 0;
-        let reaches = |w: &u64| {
-            mass += w;
-            mass > target
-        };
-        let token = weights.iter().position(reaches).expect("the target is below the sum of the weights");
-        Ok(token as u32)
+        let arrivals = Arrivals::new(at.seed, at.choice, at.tokens.len() as u32);
+        Ok(first_to_arrive(weights, &arrivals))
     }
 }
 
-/// A logit minus the highest; 0 for the highest itself, even if it is infinite.
-#[inline(always)]
-fn below_max(logit: f32, max: f32) -> f32 {
-    if logit == max { 0.0 } else { logit - max }
-}
-
-/// `2^40 * exp(x)`, rounded down; 0 if the result is below 1.
-#[inline(always)]
-fn weight(x: f32) -> u64 {
-    if x < -27.8 { 0 } else { (exp(x) * ONE as f32) as i64 as u64 }
-}
-
-/// The sort key of a token: a higher key comes earlier in the order.
-#[inline(always)]
-fn key(logit: f32, id: usize) -> u64 {
-    let bits = (logit + 0.0).to_bits(); // -0 becomes +0
-    let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    u64::from(ordered) << 32 | u64::from(!(id as u32))
-}
-
-fn id_of(key: u64) -> u32 {
-    !(key as u32)
+/// The token with the smallest arrival time divided by its weight; tokens without weight never arrive.
+fn first_to_arrive(weights: &[f32], arrivals: &Arrivals) -> u32 {
+    let mut token = 0;
+    let mut best = f32::INFINITY;
+    for (quad, weights) in weights.chunks(4 * GROUP).enumerate() {
+        let firsts = arrivals.firsts(quad);
+        for ((group, weights), first) in (4 * quad..).zip(weights.chunks(GROUP)).zip(firsts) {
+            // No member arrives before `first`, nor has more weight than the heaviest.
+            let heaviest = weights.iter().fold(0.0, |most, &w| if w > most { w } else { most });
+            if first / heaviest >= best {
+                continue;
+            }
+            let member = arrivals.member(group);
+            for (id, &w) in (group * GROUP..).zip(weights) {
+                if first / w < best {
+                    let time = arrivals.of(id, first, member) / w;
+                    if time < best {
+                        (token, best) = (id as u32, time);
+                    }
+                }
+            }
+        }
+    }
+    token
 }
 
 fn lowest(keys: &[u64]) -> u64 {
@@ -261,13 +224,13 @@ fn cut_to(keys: &mut Vec<u64>, k: usize) -> u64 {
 
 /// The shortest prefix of the order whose weights reach `target`, found by bisection: the part above the middle either
 /// suffices or is entirely included.
-fn prefix_of_mass<'k>(keys: &'k mut [u64], weights: &[u64], target: u64) -> &'k [u64] {
+fn prefix_of_mass<'k>(keys: &'k mut [u64], weights: &[f32], target: u64) -> &'k [u64] {
     let (mut low, mut high, mut mass) = (0, keys.len(), 0);
     while high - low > 1 {
         let part = &mut keys[low..high];
         let middle = part.len() / 2;
         part.select_nth_unstable_by(middle, |a, b| b.cmp(a));
-        let upper: u64 = part[..middle].iter().map(|&k| weights[id_of(k) as usize]).sum();
+        let upper: u64 = part[..middle].iter().map(|&k| units(weights[token_of(k) as usize])).sum();
         if mass + upper >= target {
             high = low + middle;
         } else {

@@ -3,7 +3,7 @@
 use bitnet_kernels::{SamplingParams, Wanted};
 
 use super::sequence::Sequence;
-use crate::request::{Output, Request};
+use crate::request::{GenerationConfig, Output, Request};
 
 /// Vocabularies of this size and more are too large for a device to draw from.
 const VOCAB_LIMIT: usize = 1 << 24;
@@ -15,15 +15,7 @@ pub(crate) fn once_it_may_end(request: &Request, seed: u64, choice: u32) -> Want
     match output {
         Output::Hidden | Output::MeanHidden => Wanted::Hidden,
         Output::Tokens if constraint.is_none() && !config.changes_logits() && config.logprobs.is_none() => {
-            Wanted::Token(SamplingParams {
-                temperature: config.temperature,
-                top_k: u32::try_from(config.top_k).unwrap_or(0),
-                top_p: config.top_p,
-                min_p: config.min_p,
-                seed,
-                choice,
-                position: 0,
-            })
+            Wanted::Token(sampling(config, seed, choice))
         }
         _ => Wanted::All,
     }
@@ -46,5 +38,28 @@ pub(crate) fn needed(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wan
         (true, _) => Wanted::Top(1 + banned),
         (false, 0) => Wanted::All,
         (false, k) => Wanted::Top(k.saturating_add(banned)),
+    }
+}
+
+/// How to draw the token after the first `len` tokens of a sequence if penalties, biases or bans change its logits before,
+/// and if the row is needed for nothing else.
+pub(crate) fn drawn_after_changes(s: &Sequence, len: usize) -> Option<SamplingParams> {
+    let Request { config, output, constraint, .. } = &*s.request;
+    let bans = len < s.may_end && !config.is_greedy() && config.top_k == 0;
+    let changes = config.changes_logits() || bans;
+    let tokens = matches!(output, Output::Tokens) && constraint.is_none();
+    (changes && tokens && config.logprobs.is_none() && !s.scores())
+        .then(|| SamplingParams { position: len as u32, ..sampling(config, s.seed, s.id.choice) })
+}
+
+fn sampling(config: &GenerationConfig, seed: u64, choice: u32) -> SamplingParams {
+    SamplingParams {
+        temperature: config.temperature,
+        top_k: u32::try_from(config.top_k).unwrap_or(0),
+        top_p: config.top_p,
+        min_p: config.min_p,
+        seed,
+        choice,
+        position: 0,
     }
 }

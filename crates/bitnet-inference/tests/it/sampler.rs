@@ -2,6 +2,10 @@ use bitnet_inference::{
     GenerationConfig, SampleError,
     sampling::{Draw, Sampler, random_u64},
 };
+use bitnet_kernels::{
+    SamplingParams,
+    draw::{self, Arrivals, GROUP},
+};
 use proptest::prelude::*;
 
 fn config() -> GenerationConfig {
@@ -176,8 +180,59 @@ fn logprobs_are_of_the_models_own_distribution() {
     assert!((at.top[2].1 - 0.125f32.ln()).abs() < 1e-6);
 }
 
-/// The filters as documented: everything sorted, every filter a loop.
-fn naive(row: &[f32], config: &GenerationConfig, random: u64) -> u32 {
+/// The probability of each token of a row, from f64.
+fn probabilities(row: &[f32], temperature: f64) -> Vec<f64> {
+    let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let weights: Vec<f64> = row.iter().map(|&l| ((f64::from(l) - max) / temperature).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    weights.iter().map(|w| w / total).collect()
+}
+
+/// A million draws from a peaked and a flat row of several groups, over positions, choices and seeds. Tokens with fewer
+/// than 20 expected draws count together.
+#[test]
+fn tokens_are_drawn_as_often_as_their_probabilities_say() {
+    let peaked: Vec<f32> = (0..150).map(|i| 6.0 - 1.2 * ((i * 37 % 150 + 1) as f32).ln()).collect();
+    let flat: Vec<f32> = (0..150).map(|i| (i * 53 % 150) as f32 / 150.0).collect();
+    for (row, temperature) in [(&peaked, 0.8), (&flat, 1.0)] {
+        let config = GenerationConfig { temperature, ..config() };
+        let mut sampler = Sampler::new(row.len());
+        let mut counts = vec![0.0; row.len()];
+        let draws = 500_000;
+        let tokens = vec![0; 1000];
+        for i in 0..draws {
+            let tokens = &tokens[..i % 1000];
+            let choice = (i / 1000 % 10) as u32;
+            let seed = (i / 10_000) as u64;
+            let at =
+                Draw { config: &config, tokens, prompt_len: 0, banned: &[], allowed: None, seed, choice };
+            counts[sampler.draw(row, &at).unwrap() as usize] += 1.0;
+        }
+        let (mut chi, mut bins, mut rare) = (0.0, 0, (0.0, 0.0));
+        let mut add = |count: f64, expected: f64| {
+            chi += (count - expected) * (count - expected) / expected;
+            bins += 1;
+        };
+        for (count, p) in counts.iter().zip(probabilities(row, f64::from(temperature))) {
+            let expected = p * draws as f64;
+            if expected < 20.0 {
+                rare = (rare.0 + count, rare.1 + expected);
+            } else {
+                add(*count, expected);
+            }
+        }
+        if rare.1 > 20.0 {
+            add(rare.0, rare.1);
+        }
+        // Five standard deviations.
+        let freedom = f64::from(bins - 1);
+        let most = freedom + 5.0 * (2.0 * freedom).sqrt();
+        assert!(chi < most, "chi-square {chi} with {freedom} degrees of freedom");
+    }
+}
+
+/// The filters as documented: everything sorted, every filter a loop; and the earliest arrival of what is kept.
+fn naive(row: &[f32], config: &GenerationConfig, arrivals: &Arrivals) -> u32 {
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
     if config.is_greedy() {
@@ -196,14 +251,12 @@ fn naive(row: &[f32], config: &GenerationConfig, random: u64) -> u32 {
     }
     order.truncate(kept);
     order.retain(|&i| weight(i) >= f64::from(config.min_p));
-    order.sort();
-    let target = random as f64 / 2f64.powi(64) * order.iter().map(|&i| weight(i)).sum::<f64>();
-    let mut sum = 0.0;
-    let reached = order.iter().find(|&&i| {
-        sum += weight(i);
-        sum > target
-    });
-    *reached.unwrap_or(order.last().unwrap()) as u32
+    let late = |id: usize| {
+        let group = id / GROUP;
+        let first = arrivals.firsts(group / 4)[group % 4];
+        f64::from(arrivals.of(id, first, arrivals.member(group))) / weight(id)
+    };
+    order.into_iter().min_by(|&a, &b| late(a).total_cmp(&late(b)).then(a.cmp(&b))).unwrap() as u32
 }
 
 proptest! {
@@ -226,6 +279,9 @@ proptest! {
         let config = GenerationConfig { temperature, top_k, top_p, min_p, ..config() };
         let at = Draw { config: &config, tokens: &[0; 7], prompt_len: 7, banned: &[], allowed: None, seed, choice: 0 };
         let got = Sampler::new(row.len()).draw(&row, &at).unwrap();
-        prop_assert_eq!(got, naive(&row, &config, random_u64(seed, 0, 7)));
+        prop_assert_eq!(got, naive(&row, &config, &Arrivals::new(seed, 0, 7)));
+        let position = 7;
+        let params = SamplingParams { temperature, top_k: top_k as u32, top_p, min_p, seed, choice: 0, position };
+        prop_assert_eq!(bitnet_kernels::Drawn::Token(got), draw::drawn(&row, &params));
     }
 }

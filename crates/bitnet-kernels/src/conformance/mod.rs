@@ -693,7 +693,7 @@ fn logits<B: Inspect>(
     vocab: usize,
 ) -> Result<Vec<f32>, KernelError> {
     let mut logits = vec![0.0; wanted.len() * vocab];
-    b.logits(x, table, wanted, &mut logits, &mut vec![None; wanted.len()])?;
+    b.logits(x, table, wanted, &[], &mut logits, &mut vec![None; wanted.len()])?;
     Ok(logits)
 }
 

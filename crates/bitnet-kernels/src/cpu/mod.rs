@@ -23,9 +23,9 @@ use std::{
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
-    Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate, Grouping,
-    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
-    Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
+    Backend, BackendInfo, Change, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate,
+    Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder,
+    RowsKind, Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
 };
 use delta::RecurrentScratch;
 use experts::{ExpertScratch, Experts};
@@ -176,6 +176,11 @@ impl Cpu {
     /// Bytes that [`Backend::prepare_shortlist`] allocates for a table of this shape.
     pub fn head_copy_bytes(rows: usize, cols: usize) -> usize {
         HeadCopy::bytes(rows, cols)
+    }
+
+    /// Bytes that a row of logits needs in addition to them, for a dense table of this shape with an int8 copy.
+    pub fn shortlist_bytes(rows: usize, cols: usize) -> usize {
+        ShortlistBuffers::bytes(rows, cols)
     }
 
     /// Measures the integer products per second that all threads compute together from registers, the upper bound for
@@ -695,10 +700,11 @@ impl Backend for Cpu {
         x: &Rows,
         table: &Table,
         wanted: &[Wanted],
+        changes: &[Change],
         logits: &mut [f32],
-        _: &mut [Option<Drawn>],
+        drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
-        self.head_logits(x, table, wanted, logits)
+        self.head_logits(x, table, (wanted, changes), logits, drawn)
     }
 
     fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {
@@ -709,6 +715,10 @@ impl Backend for Cpu {
             Some(input) => self.reserve_head_input(size.logit_rows, input.width),
             None => Ok(()),
         }
+    }
+
+    fn head_work(&self) -> Option<HeadCounts> {
+        Some(self.head)
     }
 
     fn shortlists(&self) -> bool {

@@ -7,9 +7,9 @@ use super::{
     Delta, Driver, Gain, Gpu, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, tilings::Tiling,
 };
 use crate::{
-    Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadCopy, HeadNorms,
-    Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind, SamplingParams, Step,
-    StepSize, TableWeights, Wanted, Weights,
+    Backend, BackendInfo, Change, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadCopy,
+    HeadNorms, Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
+    SamplingParams, Step, StepSize, TableWeights, Wanted, Weights,
 };
 
 /// Implements operations by the methods of [`Gpu`] of the same names, in `ops/` and in the files of the types.
@@ -65,12 +65,22 @@ impl<D: Driver> Backend for Gpu<D> {
         fn sigmoid_gate(n: usize, x: &Rows, column: usize, out: &mut Rows);
         fn dense(n: usize, x: &Rows, norm: &Norm<Gain>, w: &Table, out: &mut Rows, column: usize);
         fn norm_rows(rows: &[usize], x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
-        fn logits(
-            x: &Rows, table: &Table, wanted: &[Wanted], logits: &mut [f32], drawn: &mut [Option<Drawn>]
-        );
         fn prepare(size: &StepSize);
         fn finish();
         fn copy_block(kv: &mut Kv, from: u32, to: u32);
+    }
+
+    /// Changed logits are drawn from by the host.
+    fn logits(
+        &mut self,
+        x: &Rows,
+        table: &Table,
+        wanted: &[Wanted],
+        _: &[Change],
+        logits: &mut [f32],
+        drawn: &mut [Option<Drawn>],
+    ) -> Result<(), KernelError> {
+        Ok(Gpu::logits(self, x, table, wanted, logits, drawn)?)
     }
 
     fn info(&self) -> BackendInfo {

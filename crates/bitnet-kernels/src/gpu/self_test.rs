@@ -22,6 +22,7 @@ use super::{
 use crate::{
     Drawn, Gate, Grouping, HeadCounts, KernelError, RowsKind, SamplingParams,
     conformance::{Case, Failure, check_rounded},
+    draw,
 };
 
 /// What determines the machine code of the kernels: GPU, compute capability, CUDA version of the driver, which set of texts is loaded,
@@ -165,22 +166,28 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Checks rows with a token so likely that every rule draws it.
+    /// Checks rows with a token so likely that every rule draws it, and rows where the arrival times decide.
     fn try_draws(&mut self) -> Result<(), GpuError> {
         let vocab = 5000;
+        let open =
+            SamplingParams { temperature: 3.0, seed: 0x1234_5678_9ABC, choice: 7, ..SamplingParams::GREEDY };
         let params = [
+            SamplingParams { position: 70_000, ..open },
+            SamplingParams { top_p: 0.8, position: 5, ..open },
+            SamplingParams { top_k: 300, min_p: 0.01, position: 6, ..open },
             SamplingParams { temperature: 0.05, top_k: 50, ..SamplingParams::GREEDY },
             SamplingParams { temperature: 0.05, top_p: 0.9, ..SamplingParams::GREEDY },
             SamplingParams { temperature: 1.0, min_p: 1.0, ..SamplingParams::GREEDY },
             SamplingParams { temperature: 0.05, ..SamplingParams::GREEDY },
         ];
-        let top = |row: usize| 4999 - 1111 * row;
+        let top = |row: usize| 4999 - 611 * row;
         let values = (0..params.len() * vocab).map(|i| {
             let (row, token) = (i / vocab, i % vocab);
             if token == top(row) { 9.0 } else { ((token * 37 + row) % 101) as f32 / 20.0 }
         });
+        let values: Vec<f32> = values.collect();
         let mut logits = self.rows(params.len(), vocab, RowsKind::Residual)?;
-        self.write_rows(&mut logits, &values.collect::<Vec<_>>())?;
+        self.write_rows(&mut logits, &values)?;
         let out = self.alloc(8 * params.len(), "drawn tokens")?;
         for kernel in [&ARGMAX, &SAMPLE] {
             if kernel.name == ARGMAX.name {
@@ -190,8 +197,10 @@ impl<D: Driver> Gpu<D> {
             }
             let drawn = self.fetch(&out, 8 * params.len())?;
             for (row, &bytes) in drawn.as_chunks().0.iter().enumerate() {
+                let greedy = kernel.name == ARGMAX.name;
+                let params = if greedy { SamplingParams::GREEDY } else { params[row] };
+                let expected = draw::drawn(&values[row * vocab..][..vocab], &params);
                 let drawn = Drawn::read(bytes);
-                let expected = Drawn::Token(top(row) as u32);
                 if drawn != expected {
                     return Err(self.wrong(&[kernel], format!("row {row}: {drawn:?}, not {expected:?}")));
                 }

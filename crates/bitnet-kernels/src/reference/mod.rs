@@ -7,9 +7,9 @@ use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryScales, TernaryTens
 use half::{bf16, f16};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate,
-    Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder,
-    RowsKind, Step, TableWeights, Wanted, Weights,
+    BLOCK_TOKENS, Backend, BackendInfo, Change, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights,
+    Gate, Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate,
+    RowOrder, RowsKind, Step, TableWeights, Wanted, Weights,
     order::{GELU, SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
     scales::Scales,
 };
@@ -671,6 +671,7 @@ impl Backend for Reference {
         x: &Rows,
         table: &Table,
         wanted: &[Wanted],
+        _: &[Change],
         logits: &mut [f32],
         _: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 pub use bitnet_kernels::Run;
-use bitnet_kernels::{Drawn, Step, Wanted};
+use bitnet_kernels::{Change, Drawn, SamplingParams, Step, Wanted};
 
 /// The tokens of one step: prompt chunks and single tokens of many sequences side by side, without padding.
 ///
@@ -19,6 +19,8 @@ pub struct Batch {
     logit_rows: Vec<usize>,
     /// One for each row of logits.
     wanted: Vec<Wanted>,
+    /// Changes of logits, row by row.
+    changes: Vec<Change>,
 }
 
 impl Batch {
@@ -38,6 +40,7 @@ impl Batch {
             blocks: Vec::with_capacity(blocks),
             logit_rows: Vec::with_capacity(tokens),
             wanted: Vec::with_capacity(tokens),
+            changes: Vec::new(),
         }
     }
 
@@ -48,6 +51,7 @@ impl Batch {
         self.blocks.clear();
         self.logit_rows.clear();
         self.wanted.clear();
+        self.changes.clear();
     }
 
     /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` selects the tokens
@@ -95,6 +99,17 @@ impl Batch {
         }
     }
 
+    /// Asks for a token of a row of the last run, counted as by [`Batch::want`], drawn after `changes` of its logits, each
+    /// of a different token.
+    pub fn want_changed(&mut self, row: usize, params: SamplingParams, changes: &[Change]) {
+        let Some(run) = self.runs.last() else { return };
+        let before = self.logit_rows.iter().rposition(|&row| row < run.tokens.start);
+        let from = self.changes.len() as u32;
+        self.changes.extend_from_slice(changes);
+        let to = self.changes.len() as u32;
+        self.wanted[before.map_or(0, |row| row + 1) + row] = Wanted::Changed { params, from, to };
+    }
+
     /// All tokens, run by run.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -123,6 +138,11 @@ impl Batch {
     /// What is needed of each of these rows.
     pub fn wanted(&self) -> &[Wanted] {
         &self.wanted
+    }
+
+    /// The changes to which [`Batch::wanted`] refers.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
     }
 
     /// Where the tokens belong.

@@ -1,7 +1,7 @@
 //! The trait between scheduling and numbers: [`Model`] runs a step of many sequences.
 //! Its limits are fixed at load, and a step beyond them is refused before anything is written.
 
-use bitnet_kernels::{BackendInfo, DeviceStatus, KernelError, gpu::GpuError};
+use bitnet_kernels::{BackendInfo, DeviceStatus, HeadCounts, KernelError, gpu::GpuError};
 
 use crate::{
     net::{Batch, Logits},
@@ -62,6 +62,11 @@ pub trait Model: Send {
         None
     }
 
+    /// Work of the output head so far, or `None` if unknown.
+    fn head_work(&self) -> Option<HeadCounts> {
+        None
+    }
+
     /// Share of positions in the last forward pass that held no token, from 0 to 1, or `None` if unknown.
     fn padding(&self) -> Option<f64> {
         None
@@ -115,6 +120,10 @@ impl<M: Model + ?Sized> Model for &mut M {
 
     fn device(&self) -> Option<DeviceStatus> {
         (**self).device()
+    }
+
+    fn head_work(&self) -> Option<HeadCounts> {
+        (**self).head_work()
     }
 
     fn padding(&self) -> Option<f64> {

@@ -4,7 +4,8 @@
 use std::{collections::HashMap, fmt};
 
 use bitnet_kernels::{
-    Backend, BackendInfo, DeviceStatus, Grouping, KernelError, Norm, RowsKind, Step, StepSize, Wanted,
+    Backend, BackendInfo, DeviceStatus, Grouping, HeadCounts, KernelError, Norm, RowsKind, Step, StepSize,
+    Wanted,
 };
 
 use crate::{
@@ -268,7 +269,7 @@ impl<B: Backend> Model for Transformer<B> {
         let (rows, wanted) = (batch.logit_rows().len(), batch.wanted());
         let (values, drawn) = logits.resize_with_drawn(rows, spec.vocab);
         if wanted.iter().any(|&wanted| wanted != Wanted::Hidden) {
-            backend.logits(&buffers.head_rows, head, wanted, values, drawn)?;
+            backend.logits(&buffers.head_rows, head, wanted, batch.changes(), values, drawn)?;
         }
         if wanted.contains(&Wanted::Hidden) {
             logits.set_hidden(backend.read(&buffers.head_rows, rows)?);
@@ -310,13 +311,17 @@ impl<B: Backend> Model for Transformer<B> {
         if !rows.is_empty() {
             let head = self.head.as_ref().unwrap_or(&self.embedding);
             backend.norm_rows(rows, &buffers.residual, &draft.norm, &mut draft.drafted)?;
-            backend.logits(&draft.drafted, head, batch.wanted(), values, drawn)?;
+            backend.logits(&draft.drafted, head, batch.wanted(), batch.changes(), values, drawn)?;
         }
         Ok(backend.finish()?)
     }
 
     fn device(&self) -> Option<DeviceStatus> {
         self.backend.device()
+    }
+
+    fn head_work(&self) -> Option<HeadCounts> {
+        self.backend.head_work()
     }
 
     /// Always 0: batches are ragged.

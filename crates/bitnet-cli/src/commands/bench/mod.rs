@@ -97,6 +97,9 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let drafts = args.speculate.map(usize::from);
     report.speculation =
         drafts.map_or(Ok(Vec::new()), |drafts| sequences.speculation(drafts, args.decode))?;
+    if args.sampling {
+        report.sampling = sequences.sampling(args.decode)?;
+    }
     // Before the bandwidth is measured, whose buffer would count too.
     report.peak_memory_bytes = bitnet::peak_memory_bytes();
     let device = model.device();
@@ -144,6 +147,7 @@ fn unmeasured(
         decode_tokens: args.decode,
         decode: Vec::new(),
         speculation: Vec::new(),
+        sampling: Vec::new(),
         kernels: Vec::new(),
         batch_equals_single: true,
     }

@@ -37,6 +37,8 @@ pub struct Report {
     pub decode: Vec<Decode>,
     /// Decoding with draft tokens, if requested.
     pub speculation: Vec<Speculation>,
+    /// Decoding with tokens drawn otherwise than greedily, if requested.
+    pub sampling: Vec<Sampling>,
     /// Single kernels, if requested.
     pub kernels: Vec<Kernel>,
     pub batch_equals_single: bool,
@@ -138,6 +140,34 @@ pub struct Speculation {
     pub accepted: u64,
 }
 
+/// One sequence decoded as common requests draw their tokens.
+#[derive(Serialize)]
+pub struct Sampling {
+    /// How tokens were drawn.
+    pub how: &'static str,
+    #[serde(flatten)]
+    pub speed: Speed,
+    /// The same with the most likely tokens, in turns.
+    pub greedy: Speed,
+    /// The speed over that.
+    pub of_greedy: f64,
+    /// Work of the output head in all runs of both; null if unknown.
+    pub head: Option<HeadRows>,
+}
+
+/// Rows of logits.
+#[derive(Serialize)]
+pub struct HeadRows {
+    /// Rows from which bounds drew a token.
+    pub drawn: u64,
+    /// Rows that bounds left undecided.
+    pub undecided: u64,
+    /// Rows for which all logits were computed, undecided ones included.
+    pub whole: u64,
+    /// Logits computed because bounds did not rule them out.
+    pub rescored: u64,
+}
+
 #[derive(Serialize)]
 pub struct Decode {
     pub batch: usize,
@@ -205,6 +235,14 @@ pub fn print(r: &Report) -> Result<(), CliError> {
             speed.text(),
             plain.tok_s
         ));
+    }
+    for s in &r.sampling {
+        let head = s.head.as_ref().map_or(String::new(), |head| {
+            let HeadRows { drawn, undecided, whole, rescored } = head;
+            format!("; {drawn} drawn by bounds, {undecided} undecided, {whole} whole rows, {rescored} logits")
+        });
+        let (how, speed) = (s.how, s.speed.text());
+        lines.push(format!("decode  {how:36} {speed}, {:.3} of greedy{head}", s.of_greedy));
     }
     for k in &r.kernels {
         let Kernel { operation, shape, kernels, tokens, microseconds, gb_s, tera_ops_s, .. } = k;

@@ -10,7 +10,7 @@ use bitnet::kernels::{Drawn, SamplingParams, Wanted};
 use bitnet::model::{Batch, Logits, Model};
 
 use super::{
-    report::{Speculation, Speed},
+    report::{HeadRows, Sampling, Speculation, Speed},
     runs::REPEATS,
 };
 use crate::{args::DEFAULT_DEPTH, error::CliError, progress::Progress};
@@ -126,29 +126,77 @@ impl<'a> Sequences<'a> {
         };
         let mut rows = Vec::new();
         for (text, config) in [("repeats itself", repeating), ("varies", varying)] {
-            let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config };
-            let (mut last, mut plain, mut with_drafts) = (None, Vec::new(), Vec::new());
-            // In turns, so that a disturbance affects both.
-            for _ in 0..REPEATS {
-                for (max_draft, times) in [(0, &mut plain), (drafts, &mut with_drafts)] {
-                    let engine = EngineConfig { max_draft, ..EngineConfig::default() };
-                    let each = |_| ControlFlow::Continue(());
-                    let done = generate(self.model, Request::new(&prompt[..], config.clone()), &engine, each);
-                    let done = done.map_err(CliError::Generate)?;
-                    times.extend(done.decode.map(|time| time.as_secs_f64()));
-                    last = Some(done);
-                }
-            }
-            let (Some(last), false) = (last, plain.is_empty() || with_drafts.is_empty()) else {
-                return Err(CliError::usage("one token leaves nothing to draft", "-n", "give at least 2"));
-            };
-            let decoded = last.drawn - 1;
-            let speed = Speed::of(decoded, with_drafts);
-            let plain = Speed::of(decoded, plain);
+            let (plain, last, speed) = self.in_turns(&prompt, tokens, [(&config, 0), (&config, drafts)])?;
             let Generated { drafted, accepted, .. } = last;
             rows.push(Speculation { text, drafts, speed, plain, drafted, accepted });
         }
         Ok(rows)
+    }
+
+    /// Decodes one sequence as common requests draw their tokens, and greedily.
+    pub fn sampling(&mut self, tokens: usize) -> Result<Vec<Sampling>, CliError> {
+        let prompt = self.prompt(0, DEFAULT_DEPTH);
+        let greedy = GenerationConfig::default();
+        let warm = GenerationConfig { temperature: 1.0, seed: Some(1), ..greedy.clone() };
+        let ways = [
+            ("temperature 1", warm.clone()),
+            ("temperature 0.7, top-p 0.9", GenerationConfig { temperature: 0.7, top_p: 0.9, ..warm.clone() }),
+            ("temperature 1, top-k 40", GenerationConfig { top_k: 40, ..warm.clone() }),
+            ("temperature 1, min-p 0.05", GenerationConfig { min_p: 0.05, ..warm.clone() }),
+            (
+                "temperature 1, frequency penalty 0.5",
+                GenerationConfig { frequency_penalty: 0.5, ..warm.clone() },
+            ),
+            (
+                "repetition penalty 1.1",
+                GenerationConfig { repetition_penalty: 1.1, temperature: 0.0, ..warm.clone() },
+            ),
+        ];
+        let mut rows = Vec::new();
+        for (how, config) in ways {
+            let before = self.model.head_work();
+            let (greedy, _, speed) = self.in_turns(&prompt, tokens, [(&greedy, 0), (&config, 0)])?;
+            let head = before.zip(self.model.head_work()).map(|(before, now)| HeadRows {
+                drawn: now.drawn - before.drawn,
+                undecided: now.undecided - before.undecided,
+                whole: now.whole - before.whole,
+                rescored: now.rescored - before.rescored,
+            });
+            let of_greedy = speed.tok_s / greedy.tok_s;
+            rows.push(Sampling { how, speed, greedy, of_greedy, head });
+        }
+        Ok(rows)
+    }
+
+    /// Decodes a sequence in two ways, each a configuration and a number of drafts, in turns, so that a disturbance
+    /// affects both. Returns the speed of the first, and a text of the second with its speed.
+    fn in_turns(
+        &mut self,
+        prompt: &[u32],
+        tokens: usize,
+        ways: [(&GenerationConfig, usize); 2],
+    ) -> Result<(Speed, Generated, Speed), CliError> {
+        let mut done = [const { (None, Vec::new()) }; 2];
+        for _ in 0..REPEATS {
+            for ((config, max_draft), (last, times)) in ways.into_iter().zip(&mut done) {
+                let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config.clone() };
+                let engine = EngineConfig { max_draft, ..EngineConfig::default() };
+                let each = |_| ControlFlow::Continue(());
+                let text = generate(self.model, Request::new(prompt, config), &engine, each);
+                let text = text.map_err(CliError::Generate)?;
+                times.extend(text.decode.map(|time: Duration| time.as_secs_f64()));
+                *last = Some(text);
+            }
+        }
+        let [first, second] = done.map(|(last, times): (Option<Generated>, Vec<f64>)| {
+            let last = last.filter(|_| !times.is_empty())?;
+            let speed = Speed::of(last.drawn - 1, times);
+            Some((last, speed))
+        });
+        match first.zip(second) {
+            Some(((_, speed), (text, other))) => Ok((speed, text, other)),
+            None => Err(CliError::usage("one token is not decoded", "-n", "give at least 2")),
+        }
     }
 
     /// Runs the batch and returns the most likely token of each wanted row, drawn on the device if the model can.

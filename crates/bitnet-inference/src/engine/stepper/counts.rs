@@ -65,8 +65,8 @@ pub struct StepTimes {
 /// Where tokens were drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Draws {
-    /// Tokens drawn on the device that computed the logits.
+    /// Tokens drawn by the backend that computed the logits: on a GPU, or on the CPU from bounds.
     pub device: u64,
-    /// Tokens drawn on the host, from logits that a device, if any, copied back.
+    /// Tokens drawn on the host from rows of logits, which a GPU copies back.
     pub host: u64,
 }

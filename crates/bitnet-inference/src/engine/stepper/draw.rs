@@ -187,11 +187,7 @@ impl Stepper<'_> {
         row: usize,
     ) -> Result<SampledToken, RequestError> {
         let config = &s.request.config;
-        self.banned.clear();
-        if tokens.len() - s.prompt_len() < config.min_new_tokens {
-            let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
-            self.banned.extend(eos.iter().chain(&config.stop_tokens));
-        }
+        self.ban(scheduler, s, tokens.len());
         let constraint = s.request.constraint.as_ref();
         if let Some(constraint) = constraint {
             self.allowed.clear();
@@ -208,6 +204,16 @@ impl Stepper<'_> {
         };
         let token = self.sampler.draw(self.logits.row(row), &at)?;
         self.with_logprobs(s, token, row)
+    }
+
+    /// Lists the tokens that must not follow the first `len` tokens of a sequence, because they would end it.
+    pub(super) fn ban(&mut self, scheduler: &Scheduler, s: &Sequence, len: usize) {
+        let config = &s.request.config;
+        self.banned.clear();
+        if len - s.prompt_len() < config.min_new_tokens {
+            let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
+            self.banned.extend(eos.iter().chain(&config.stop_tokens));
+        }
     }
 
     /// A token with its log-probabilities in a row of logits, if the request wants them.

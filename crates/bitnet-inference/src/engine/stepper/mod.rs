@@ -17,12 +17,17 @@ pub use counts::{Draws, StepFaults, StepTimes};
 
 use super::drafter::Drafter;
 use crate::request::{RequestError, TokenLogprobs, TokenSet};
-use crate::sample::Sampler;
-use crate::schedule::{Plan, PlannedRun, RunOutcome, Scheduler, SeqId, StepOutcome, needed};
+use crate::sample::{Changes, Sampler};
+use crate::schedule::{
+    Plan, PlannedRun, RunOutcome, Scheduler, SeqId, Sequence, StepOutcome, drawn_after_changes, needed,
+};
 
 /// Maximum number of times that a sequence is computed again because a failed pass has left its state undefined. After
 /// the first failure the sequence is computed alone, so it is at fault if that fails too.
 const MAX_LOSSES: u32 = 2;
+
+/// Maximum number of changed logits with which a token is drawn from bounds.
+const MAX_CHANGES: usize = 2048;
 
 /// Executes plans: owns the model, the sampler, and the memory that all steps reuse.
 pub struct Stepper<'m> {
@@ -33,6 +38,7 @@ pub struct Stepper<'m> {
     draws: Draws,
     sampler: Sampler,
     banned: Vec<u32>,
+    changes: Changes,
     allowed: TokenSet,
     /// The bytes of a token.
     spelled: Vec<u8>,
@@ -65,6 +71,7 @@ impl<'m> Stepper<'m> {
             draws: Draws::default(),
             sampler: Sampler::new(vocab),
             banned: Vec::with_capacity(64),
+            changes: Changes::new(vocab),
             allowed: TokenSet::new(vocab),
             spelled: Vec::new(),
             generated: Vec::new(),
@@ -259,6 +266,9 @@ impl<'m> Stepper<'m> {
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
             s.state.into_iter().for_each(|state| self.batch.set_state(state));
             self.batch.want(|row| needed(s, end + 1 + row - run.rows, vocab, scheduler.eos()));
+            for row in 0..run.rows {
+                self.want_changed(scheduler, s, end + 1 + row - run.rows, row);
+            }
         }
         let packed = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| self.model.forward(&self.batch, &mut self.logits)));
@@ -274,6 +284,17 @@ impl<'m> Stepper<'m> {
         };
         self.faults.failed_forwards += 1;
         Err(result)
+    }
+
+    /// Asks for the token after the first `len` tokens of a sequence, a row of the last run, with the changes of its
+    /// logits, unless they are too many.
+    fn want_changed(&mut self, scheduler: &Scheduler, s: &Sequence, len: usize, row: usize) {
+        let Some(params) = drawn_after_changes(s, len) else { return };
+        self.ban(scheduler, s, len);
+        let changes = self.changes.of(&s.request.config, &s.tokens[..len], s.prompt_len(), &self.banned);
+        if changes.len() <= MAX_CHANGES {
+            self.batch.want_changed(row, params, changes);
+        }
     }
 
     fn failed(&mut self, error: RequestError) -> RunOutcome {

@@ -75,7 +75,7 @@ const LINE: usize = 64;
 const ORDINARY: Range<f32> = 1e-15..1e15;
 
 /// More than the sum of all products that are too small for f32.
-const TINY: f32 = 1e-37;
+pub(crate) const TINY: f32 = 1e-37;
 
 /// Converts a length to f32, rounding up.
 fn rounded_up(length: f64) -> f32 {
@@ -198,7 +198,7 @@ impl Limits {
     }
 
     /// Returns `a` and `b` such that a logit differs from `s q p` by at most `a |e| + b |w|`.
-    fn weights(&self, planes: usize, cols: usize) -> (f32, f32) {
+    pub(crate) fn weights(&self, planes: usize, cols: usize) -> (f32, f32) {
         // One rounding for each addition of the logit, and for the few of the bounds.
         let roundings = (cols.div_ceil(16) + 64) as f32 * f32::EPSILON / 2.0 * self.norm;
         let left = self.rests[planes - 1] + roundings;
@@ -251,6 +251,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) out: Shared<'a, f32>,
     /// Highest lower bound of each panel, `[tokens][panels]`.
     pub(crate) best: Shared<'a, f32>,
+    /// Highest upper bound of each panel, `[tokens][panels]`.
+    pub(crate) high: Shared<'a, f32>,
 }
 
 /// Bounds the logits of all tokens for the rows of `panels`.
@@ -307,6 +309,8 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
         let limits = &a.limits[token];
         let (by_error, by_norm) = limits.weights(a.planes, copy.cols);
         let mut best = L::splat(f32::NEG_INFINITY);
+        let mut high = best;
+        let mut edge = f32::NEG_INFINITY;
         for r in 0..R {
             let row = panel * PANEL_ROWS + 16 * (group + r);
             let mut logit = L::splat(0.0);
@@ -322,15 +326,25 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
             best = L::max(best, L::sub(logit, off));
             let rows = copy.rows.saturating_sub(row).min(16);
             let out = a.out.slice(a.tokens[token] * copy.rows + row.min(copy.rows), rows).as_mut_ptr();
+            let upper = L::add(logit, off);
             match rows {
                 0 => {}
-                16 => L::store(out, L::add(logit, off)),
-                _ => store_partial::<L>(out, L::add(logit, off), rows),
+                16 => {
+                    L::store(out, upper);
+                    high = L::max(high, upper);
+                }
+                _ => {
+                    store_partial::<L>(out, upper, rows);
+                    edge = (0..rows).fold(edge, |edge, i| edge.max(*out.add(i)));
+                }
             }
         }
-        let best = L::reduce_max(best);
-        let highest = &mut a.best.slice(token * copy.panels() + panel, 1)[0];
-        *highest = if group == 0 { best } else { highest.max(best) };
+        let at = token * copy.panels() + panel;
+        let extremes = [(a.best, L::reduce_max(best)), (a.high, L::reduce_max(high).max(edge))];
+        for (all, here) in extremes {
+            let highest = &mut all.slice(at, 1)[0];
+            *highest = if group == 0 { here } else { highest.max(here) };
+        }
     }
 }
 

@@ -1,50 +1,51 @@
 //! Logits on the CPU: all logits of a row, or only those that bounds cannot rule out.
 
+mod buffers;
 pub(super) mod copy;
+mod counts;
+mod draws;
+mod race;
 
 use std::{mem, sync::atomic::AtomicU64};
 
 use bitnet_tensor::{BitNetTensor, SharedBytes};
 
 use crate::{
-    Backend, KernelError, Wanted,
+    Backend, Change, Drawn, KernelError, Wanted,
     cpu::{
         Cpu, Panels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
         generic::{
             self,
             dense::{self, DenseLogits, Rescore},
             rotate::Rotation,
-            shortlist::{Bounds, CopyRows, Limits},
+            shortlist::{Bounds, CopyRows},
             ternary::Output,
         },
         memory::{Buffer, Shared},
         panels::PANEL_ROWS,
         pool::share,
     },
+    draw::GROUP,
 };
 
+pub(super) use buffers::ShortlistBuffers;
+use buffers::plane_stride;
 pub use copy::HeadCopy;
+pub use counts::HeadCounts;
+use draws::draw_by_bounds;
 
-/// Counts the work of the output head so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HeadCounts {
-    /// Rows for which all logits were computed.
-    pub whole: u64,
-    /// Rows whose highest logits were found by bounds.
-    pub shortlisted: u64,
-    /// Logits of shortlisted rows that bounds could not rule out and were computed.
-    pub rescored: u64,
-}
+const _: () = assert!(PANEL_ROWS == GROUP, "a panel's bounds are those of a group of arrival times");
 
 impl Cpu {
-    /// Computes the logits of the first rows that `wanted` asks for, one entry for each row, using bounds where
-    /// possible.
+    /// Computes what `wanted` asks for of the first rows, one entry for each row, using bounds where possible. The entries
+    /// may refer to changes of logits.
     pub(super) fn head_logits(
         &mut self,
         x: &Rows,
         table: &Table,
-        wanted: &[Wanted],
+        (wanted, changes): (&[Wanted], &[Change]),
         logits: &mut [f32],
+        drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
         assert!(wanted.len() <= x.rows, "the rows must fit their buffers");
         let (weights, copy) = match table {
@@ -54,7 +55,7 @@ impl Cpu {
             Table::Dense { weights, copy } => (weights, copy.as_ref()),
         };
         let mut s = mem::take(&mut self.shortlist);
-        let done = self.dense_logits(&mut s, x, weights, copy, wanted, logits);
+        let done = self.dense_logits(&mut s, x, (weights, copy), (wanted, changes), logits, drawn);
         self.shortlist = s;
         done
     }
@@ -64,10 +65,10 @@ impl Cpu {
         &mut self,
         s: &mut ShortlistBuffers,
         x: &Rows,
-        table: &BitNetTensor,
-        copy: Option<&HeadCopy>,
-        wanted: &[Wanted],
+        (table, copy): (&BitNetTensor, Option<&HeadCopy>),
+        (wanted, changes): (&[Wanted], &[Change]),
         logits: &mut [f32],
+        drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
         s.clear();
         let Some(copy) = copy else {
@@ -80,7 +81,8 @@ impl Cpu {
         self.reserve(x.stride)?;
         let stride = plane_stride(copy.cols);
         for (token, wanted) in wanted.iter().enumerate() {
-            let keep = wanted.highest().max(1);
+            let draw = draw_by_bounds(wanted);
+            let keep = draw.as_ref().map_or(wanted.highest(), |(params, _)| params.keep()).max(1);
             // With few panels for the number of logits to keep, bounds rule out too little.
             let limits = (keep <= copy.panels() / 8).then(|| {
                 let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
@@ -88,16 +90,20 @@ impl Cpu {
                 // SAFETY: `isa` proves the instruction set; rows, planes and scratch have the row's stride.
                 unsafe { (self.isa.kernels().make_planes)(x, planes, &mut self.scratch[0]) }
             });
-            match limits.flatten() {
-                Some(limits) => {
-                    s.limits.push(limits);
-                    s.tokens.push(token);
-                    s.keep.push(keep);
-                }
-                None => s.whole.push(token),
+            let Some(limits) = limits.flatten() else {
+                s.whole.push(token);
+                continue;
+            };
+            s.limits.push(limits);
+            s.tokens.push(token);
+            match draw {
+                Some((params, changes)) => s.begin_race(token, params, changes),
+                None => s.keep.push((s.tokens.len() - 1, keep)),
             }
         }
-        self.shortlisted_logits(s, copy, x, table, logits)?;
+        self.bound(s, copy, logits)?;
+        self.shortlisted_logits(s, copy.panels(), x, table, logits)?;
+        self.race(s, (copy, changes), x, table, logits, drawn)?;
         self.whole_logits(&s.whole, x, table, logits)
     }
 
@@ -216,32 +222,28 @@ impl Cpu {
         })
     }
 
-    /// Computes the highest logits of the tokens on the shortlist: bounds, then thresholds, then the logits not ruled
-    /// out.
-    fn shortlisted_logits(
+    /// Replaces the logits of the tokens on the shortlist by upper bounds.
+    fn bound(
         &mut self,
         s: &mut ShortlistBuffers,
         copy: &HeadCopy,
-        x: &Rows,
-        table: &BitNetTensor,
         logits: &mut [f32],
     ) -> Result<(), KernelError> {
-        let (panels, vocab, n) = (copy.panels(), copy.rows, s.tokens.len());
+        let (panels, n) = (copy.panels(), s.tokens.len());
         if n == 0 {
             return Ok(());
         }
-        // With few tokens, memory bandwidth is the limit, so a second plane costs nothing.
-        let planes = if n > 2 && s.limits.iter().all(|limits| limits.is_coarse_enough()) { 1 } else { 2 };
-        let out = Shared::new(logits);
+        s.set_planes();
         let a = Bounds {
             copy,
-            planes,
+            planes: s.used_planes,
             x: &s.planes,
             stride: plane_stride(copy.cols),
             limits: &s.limits,
             tokens: &s.tokens,
-            out,
+            out: Shared::new(logits),
             best: Shared::new(&mut s.best),
+            high: Shared::new(&mut s.high),
         };
         let kernel = self.isa.kernels().bounds;
         let units = (copy.codes.len() * n / WEIGHT_UNIT).min(panels);
@@ -249,87 +251,48 @@ impl Cpu {
             // SAFETY: `isa` proves the instruction set; every panel belongs to one part; the planes are padded with
             // zeros to whole quads.
             unsafe { kernel(&a, share(panels, parts, part)) }
-        })?;
+        })
+    }
+
+    /// Replaces upper bounds by the logits that the thresholds do not rule out.
+    fn shortlisted_logits(
+        &mut self,
+        s: &mut ShortlistBuffers,
+        panels: usize,
+        x: &Rows,
+        table: &BitNetTensor,
+        logits: &mut [f32],
+    ) -> Result<(), KernelError> {
+        if s.keep.is_empty() {
+            return Ok(());
+        }
         s.set_thresholds(panels);
+        self.head.shortlisted += s.keep.len() as u64;
+        self.rescore(&s.listed, &s.thresholds, false, x, table, Shared::new(logits))
+    }
+
+    /// Computes the logits of each of `tokens` whose upper bounds reach its threshold.
+    fn rescore(
+        &mut self,
+        tokens: &[usize],
+        thresholds: &[f32],
+        keeps_bounds: bool,
+        x: &Rows,
+        table: &BitNetTensor,
+        out: Shared<'_, f32>,
+    ) -> Result<(), KernelError> {
+        let vocab = table.rows();
         let computed = AtomicU64::new(0);
-        let (tokens, stride) = (&s.tokens, x.stride);
-        let dense = DenseLogits { table, x: &x.values, stride, tokens, out, out_stride: vocab, column: 0 };
-        let a = Rescore { dense, thresholds: &s.thresholds, computed: &computed };
+        let dense =
+            DenseLogits { table, x: &x.values, stride: x.stride, tokens, out, out_stride: vocab, column: 0 };
+        let a = Rescore { dense, thresholds, keeps_bounds, computed: &computed };
         let kernel = self.isa.kernels().floats.rescore;
-        self.parallel(vocab * n / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {
+        self.parallel(vocab * tokens.len() / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
             // as the kernel needs.
             unsafe { kernel(&a, share(vocab, parts, part), scratch) }
         })?;
-        self.head.shortlisted += n as u64;
         self.head.rescored += computed.into_inner();
         Ok(())
     }
-}
-
-/// The buffers that a step needs in addition to the copy; [`ShortlistBuffers::reserve`] grows them before the first step, so
-/// that no step allocates.
-#[derive(Default)]
-pub(super) struct ShortlistBuffers {
-    /// Sizes of the largest copy: bytes of a plane of activations, and panels.
-    plane: usize,
-    panels: usize,
-    /// Activations as two planes of int8, `[tokens][2][stride]`.
-    planes: Vec<i8>,
-    /// One per token that is shortlisted.
-    limits: Vec<Limits>,
-    /// The row of each of these tokens.
-    tokens: Vec<usize>,
-    /// How many of the highest logits each of these tokens needs.
-    keep: Vec<usize>,
-    /// A logit that at least `keep` rows reach, one per token.
-    thresholds: Vec<f32>,
-    /// Rows of the tokens that need all logits.
-    whole: Vec<usize>,
-    /// The highest lower bound of each panel, `[tokens][panels]`.
-    best: Vec<f32>,
-}
-
-impl ShortlistBuffers {
-    /// Records the sizes of a copy.
-    pub(super) fn fit(&mut self, copy: &HeadCopy) {
-        self.plane = self.plane.max(plane_stride(copy.cols));
-        self.panels = self.panels.max(copy.panels());
-    }
-
-    pub(super) fn reserve(&mut self, tokens: usize) {
-        self.planes.resize(self.planes.len().max(2 * tokens * self.plane), 0);
-        self.best.resize(self.best.len().max(tokens * self.panels), 0.0);
-        self.limits.reserve(tokens);
-        self.thresholds.reserve(tokens);
-        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
-            list.reserve(tokens);
-        }
-    }
-
-    /// Drops the tokens of the last step.
-    fn clear(&mut self) {
-        self.limits.clear();
-        self.thresholds.clear();
-        for list in [&mut self.tokens, &mut self.keep, &mut self.whole] {
-            list.clear();
-        }
-    }
-
-    /// Sets each threshold to the `keep`-th highest of the panels' lower bounds: one row in each of `keep` panels
-    /// reaches it.
-    fn set_thresholds(&mut self, panels: usize) {
-        for (best, &keep) in self.best.chunks_exact_mut(panels).zip(&self.keep) {
-            let threshold = match keep {
-                1 => best.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-                _ => *best.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1,
-            };
-            self.thresholds.push(threshold);
-        }
-    }
-}
-
-/// Bytes from one plane of activations to the next.
-fn plane_stride(cols: usize) -> usize {
-    cols.next_multiple_of(64)
 }

@@ -1,4 +1,24 @@
 //! What is needed of a row of logits: all of them, the highest, or a token drawn from them; and how a token is drawn.
+//!
+//! Every token has a weight, `exp((logit - max) / temperature)` ([`weight()`]), and a random arrival time ([`Arrivals`]). Of
+//! the tokens that the filters keep, the one with the smallest arrival time divided by its weight, in f32, is drawn; the
+//! lowest id of equal ones. Since arrival times are exponentially distributed, each token is drawn with a probability
+//! proportional to its weight: this is the Gumbel-max trick without logarithms.
+//!
+//! So a draw compares tokens and needs no sum over the row. A token whose logit has an upper bound, or whose group has a
+//! late first arrival, can be ruled out without its logit or its number. A draft model that uses the same arrival times
+//! mostly draws the same token. Backends and samplers follow this one rule, so they draw the same token from the same
+//! logits.
+
+mod arrivals;
+mod change;
+mod plain;
+mod weight;
+
+pub use arrivals::{Arrivals, GROUP, exponential, philox4x32};
+pub use change::Change;
+pub use plain::drawn;
+pub use weight::{ONE, below_max, exp, key, least_kept, token_of, units, weight};
 
 /// How to draw a token from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,6 +51,11 @@ impl SamplingParams {
         position: 0,
     };
 
+    /// Number of the highest logits without which a token cannot be drawn: those that top-k keeps, or the highest.
+    pub(crate) fn keep(&self) -> usize {
+        if self.is_greedy() { 1 } else { (self.top_k as usize).max(1) }
+    }
+
     /// Whether this always takes the most likely token.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
@@ -46,6 +71,16 @@ pub enum Wanted {
     Top(usize),
     /// A token, or the logits from which it can be drawn.
     Token(SamplingParams),
+    /// A token drawn after changes of some logits: numbers `from..to` of the step's list, each of a different token. A
+    /// backend that does not draw it computes all logits, without the changes.
+    Changed {
+        /// How to draw it.
+        params: SamplingParams,
+        /// The first of its changes.
+        from: u32,
+        /// The end of its changes.
+        to: u32,
+    },
     /// No logits, but the row of which the head computes them: the hidden state after the final norm.
     Hidden,
 }
@@ -54,7 +89,7 @@ impl Wanted {
     /// How many of the highest logits are needed, and those equal to the lowest of them.
     pub fn highest(&self) -> usize {
         match self {
-            Wanted::All => usize::MAX,
+            Wanted::All | Wanted::Changed { .. } => usize::MAX,
             Wanted::Hidden => 0,
             Wanted::Top(count) => *count,
             Wanted::Token(params) if params.is_greedy() => 1,
@@ -63,7 +98,7 @@ impl Wanted {
         }
     }
 
-    /// How to draw the token, if one is wanted.
+    /// How to draw the token, if one is wanted of the logits as they are.
     pub fn sampling(&self) -> Option<SamplingParams> {
         match *self {
             Wanted::Token(params) => Some(params),

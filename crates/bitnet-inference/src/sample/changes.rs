@@ -1,0 +1,113 @@
+//! Which logits a request changes before a token is drawn, by penalties, biases and bans.
+
+use bitnet_kernels::Change;
+
+use crate::request::GenerationConfig;
+
+/// Makes lists of changes; keeps its memory between calls, but no state.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    list: Vec<Change>,
+    /// How often the token of each change was generated.
+    generated: Vec<u32>,
+    /// One more than the index of a token's change; all zero between calls.
+    places: Vec<u32>,
+}
+
+impl Changes {
+    /// Memory for a vocabulary of `vocab` tokens.
+    pub fn new(vocab: usize) -> Self {
+        let room = vocab.min(4096);
+        Changes {
+            list: Vec::with_capacity(room),
+            generated: Vec::with_capacity(room),
+            places: vec![0; vocab],
+        }
+    }
+
+    /// The changes of the logits after `tokens`, of which `prompt_len` are the prompt, with these tokens banned. Each is of
+    /// a different token.
+    pub fn of(
+        &mut self,
+        config: &GenerationConfig,
+        tokens: &[u32],
+        prompt_len: usize,
+        banned: &[u32],
+    ) -> &[Change] {
+        self.list.clear();
+        self.generated.clear();
+        let GenerationConfig { repetition_penalty, presence_penalty, frequency_penalty, .. } = *config;
+        // Only repetition counts the prompt.
+        let counted = if repetition_penalty == 1.0 { prompt_len } else { 0 };
+        if config.has_penalties() {
+            for (i, &token) in tokens.iter().enumerate().skip(counted) {
+                let place = self.place(token);
+                self.list[place].repetition = repetition_penalty;
+                self.generated[place] += u32::from(i >= prompt_len);
+            }
+            for (change, &generated) in self.list.iter_mut().zip(&self.generated) {
+                if generated > 0 {
+                    change.less = presence_penalty + frequency_penalty * generated as f32;
+                }
+            }
+        }
+        for &(token, bias) in &config.logit_bias {
+            let place = self.place(token);
+            self.list[place].more += bias;
+        }
+        for &token in banned {
+            let place = self.place(token);
+            self.list[place].more = f32::NEG_INFINITY;
+        }
+        for change in &self.list {
+            self.places[change.token as usize] = 0;
+        }
+        &self.list
+    }
+
+    /// The index of a token's change, which is made if there is none.
+    fn place(&mut self, token: u32) -> usize {
+        let known = &mut self.places[token as usize];
+        if *known == 0 {
+            self.list.push(Change::none(token));
+            self.generated.push(0);
+            *known = self.list.len() as u32;
+        }
+        *known as usize - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_token_has_one_change_with_all_that_applies_to_it() {
+        let config = GenerationConfig {
+            repetition_penalty: 2.0,
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            logit_bias: vec![(3, 1.0), (3, 2.0), (9, -1.0)],
+            ..GenerationConfig::default()
+        };
+        let mut changes = Changes::new(10);
+        for _ in 0..2 {
+            let list = changes.of(&config, &[1, 3, 3, 5], 2, &[5, 7]).to_vec();
+            let of = |token, repetition, less, more| Change { token, repetition, less, more };
+            let never = f32::NEG_INFINITY;
+            assert_eq!(
+                list,
+                [
+                    of(1, 2.0, 0.0, 0.0),
+                    of(3, 2.0, 0.75, 3.0),
+                    of(5, 2.0, 0.75, never),
+                    of(9, 1.0, 0.0, -1.0),
+                    of(7, 1.0, 0.0, never),
+                ]
+            );
+        }
+        // Without repetition, tokens of the prompt alone have no change.
+        let config = GenerationConfig { repetition_penalty: 1.0, logit_bias: Vec::new(), ..config };
+        assert_eq!(changes.of(&config, &[1, 3, 3], 2, &[]).len(), 1);
+    }
+}

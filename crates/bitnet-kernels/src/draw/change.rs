@@ -1,0 +1,30 @@
+//! Changes of single logits before a token is drawn: penalties, biases, and tokens that are forbidden.
+
+/// A change of a token's logit. The operations are done in the order of the fields.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Change {
+    /// The token.
+    pub token: u32,
+    /// Divides a positive logit and multiplies any other; 1 is neutral.
+    pub repetition: f32,
+    /// Is subtracted.
+    pub less: f32,
+    /// Is added; negative infinity forbids the token.
+    pub more: f32,
+}
+
+impl Change {
+    /// A change that changes nothing.
+    pub fn none(token: u32) -> Self {
+        Change { token, repetition: 1.0, less: 0.0, more: 0.0 }
+    }
+
+    /// The changed logit.
+    pub fn apply(&self, logit: f32) -> f32 {
+        if self.more == f32::NEG_INFINITY {
+            return f32::NEG_INFINITY;
+        }
+        let logit = if logit > 0.0 { logit / self.repetition } else { logit * self.repetition };
+        logit - self.less + self.more
+    }
+}
