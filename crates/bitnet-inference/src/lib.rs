@@ -32,6 +32,7 @@ mod schedule;
 #[doc(hidden)]
 pub mod sim;
 mod thought;
+mod tier;
 
 pub use compat::generation;
 pub use engine::{
@@ -46,6 +47,7 @@ pub use request::{
 };
 pub use sample::TokenText;
 pub use schedule::BatchSizing;
+pub use tier::{CacheFolder, Cleared, FolderError, Listed, ShelfCounts, TierCounts, clear_folder, list_folder};
 
 pub use thought::{Marker, Part, ThoughtBudget, ThoughtEnd, ThoughtReader, ThoughtRule};
 
@@ -66,7 +68,9 @@ pub mod scheduling {
         Arrivals, Asked, Drafting, Draws, Reader, StepFaults, StepLoop, StepTimes, Stepper,
     };
     pub use crate::schedule::{
-        BlockPool, Chain, Event, Pacer, Plan, PlannedRun, RunOutcome, SampledToken, Scheduler,
-        SchedulerConfig, SchedulerCounts, SeqId, Sequence, Source, StepLoad, StepModel, StepOutcome,
+        Address, BlockPool, Chain, Event, Pacer, Part, PartKind, Plan, PlannedRun, RunOutcome, SampledToken,
+        Scheduler, SchedulerConfig, SchedulerCounts, SeqId, Sequence, Source, StepLoad, StepModel,
+        StepOutcome, Wish, parts,
     };
+    pub use crate::tier::{CacheAccess, Damage, Disk, Entry, Shelf, Tier, Told};
 }

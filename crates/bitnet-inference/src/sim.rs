@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Batch, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run};
+use bitnet_model::{
+    Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run,
+};
 
 /// Counts what a [`HashModel`] did.
 #[derive(Debug, Default)]
@@ -102,6 +104,16 @@ impl HashModel {
         };
         self.taken.clear();
         self.taken.extend(batch.runs().iter().map(take));
+    }
+
+    /// The hashes of a block, or a state.
+    fn values(&mut self, place: CachePlace) -> &mut [u64] {
+        match place {
+            CachePlace::Block(block) => {
+                &mut self.slots[block as usize * Batch::BLOCK_TOKENS..][..Batch::BLOCK_TOKENS]
+            }
+            CachePlace::State(slot) => std::slice::from_mut(&mut self.states[slot as usize]),
+        }
     }
 
     fn put_state(&mut self, run: &Run, state: Option<u64>) {
@@ -295,6 +307,23 @@ impl Model for HashModel {
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.counts.state_copies.fetch_add(1, Relaxed);
         self.states[to as usize] = self.states[from as usize];
+        Ok(())
+    }
+
+    fn cache_bytes(&self) -> Option<CacheBytes> {
+        Some(CacheBytes { block: 8 * Batch::BLOCK_TOKENS, state: if self.states.is_empty() { 0 } else { 8 } })
+    }
+
+    fn read_cache(&mut self, place: CachePlace, to: &mut [u8]) -> Result<(), ForwardError> {
+        let from = self.values(place).to_vec();
+        to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, value)| *to = value.to_le_bytes());
+        Ok(())
+    }
+
+    fn write_cache(&mut self, place: CachePlace, from: &[u8]) -> Result<(), ForwardError> {
+        let to = self.values(place);
+        assert_eq!(from.len(), 8 * to.len(), "the bytes of a part");
+        to.iter_mut().zip(from.as_chunks().0).for_each(|(to, from)| *to = u64::from_le_bytes(*from));
         Ok(())
     }
 }

@@ -475,6 +475,32 @@ pub trait Backend: Send {
 
     /// Copies all keys and values of block `from` to block `to`.
     fn copy_block(&mut self, kv: &mut Self::Kv, from: u32, to: u32) -> Result<(), KernelError>;
+
+    /// Bytes of a block of this layer, as [`Backend::read_block`] gives them.
+    fn block_bytes(kv: &Self::Kv) -> usize;
+    /// Copies all keys and values of a block to `to`, in the backend's own layout.
+    ///
+    /// # Panics
+    /// If `to` does not have [`Backend::block_bytes`].
+    fn read_block(&mut self, kv: &mut Self::Kv, block: u32, to: &mut [u8]) -> Result<(), KernelError>;
+    /// Overwrites a block with bytes that [`Backend::read_block`] has given for a layer of the same sizes.
+    ///
+    /// # Panics
+    /// If `from` does not have [`Backend::block_bytes`].
+    fn write_block(&mut self, kv: &mut Self::Kv, block: u32, from: &[u8]) -> Result<(), KernelError>;
+
+    /// Bytes of a slot of this layer, as [`Backend::read_state`] gives them.
+    fn state_bytes(state: &Self::State) -> usize;
+    /// Copies the state in a slot to `to`, in the backend's own layout.
+    ///
+    /// # Panics
+    /// If `to` does not have [`Backend::state_bytes`].
+    fn read_state(&mut self, state: &mut Self::State, slot: u32, to: &mut [u8]) -> Result<(), KernelError>;
+    /// Overwrites a slot with bytes that [`Backend::read_state`] has given for a layer of the same sizes.
+    ///
+    /// # Panics
+    /// If `from` does not have [`Backend::state_bytes`].
+    fn write_state(&mut self, state: &mut Self::State, slot: u32, from: &[u8]) -> Result<(), KernelError>;
 }
 
 /// Access to activations, for tests and measurements; no forward pass needs it.

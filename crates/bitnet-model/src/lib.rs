@@ -46,7 +46,9 @@ pub use files::{
     TensorSource,
 };
 pub use inspect::{Inspection, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
-pub use net::{Batch, ForwardError, HiddenRows, Limits, Logits, Model, Run, Transformer};
+pub use net::{
+    Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, Run, Transformer,
+};
 pub use spec::{
     Activation, Experts, Grouped, Hybrid, ModelSpec, Multipliers, Pooling, Rope, RopeScaling, Rotation,
     Windows,

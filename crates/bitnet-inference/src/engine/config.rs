@@ -10,6 +10,7 @@ use bitnet_model::Limits;
 use super::metrics::Recorder;
 use crate::sample::TokenText;
 use crate::schedule::BatchSizing;
+use crate::tier::{CacheFolder, FolderError};
 
 /// Configuration of an engine. No setting changes a token; only `eos` decides where a text ends. Take the other fields
 /// from `..EngineConfig::default()`, because fields may be added.
@@ -41,6 +42,9 @@ pub struct EngineConfig {
     pub eos: Option<Vec<u32>>,
     /// Maps tokens to text; needed only for stop strings.
     pub text: Option<Arc<dyn TokenText>>,
+    /// A folder that keeps parts of the cache which leave memory, so that later texts with the same beginning need not be
+    /// computed, in other processes too. None by default.
+    pub folder: Option<CacheFolder>,
     /// Recorder to report to, in addition to [`Engine::metrics`](super::Engine::metrics).
     pub recorder: Option<Arc<dyn Recorder>>,
 }
@@ -59,6 +63,7 @@ impl Default for EngineConfig {
             step_limit: Duration::from_secs(120),
             eos: None,
             text: None,
+            folder: None,
             recorder: None,
         }
     }
@@ -77,6 +82,7 @@ impl fmt::Debug for EngineConfig {
             .field("slow_reader_timeout", &self.slow_reader_timeout)
             .field("step_limit", &self.step_limit)
             .field("eos", &self.eos)
+            .field("folder", &self.folder)
             .finish_non_exhaustive()
     }
 }
@@ -100,6 +106,12 @@ pub enum StartError {
         "{blocks} key-value blocks, the maximum is {MAX_BLOCKS}: use fewer sequences or a shorter context"
     )]
     TooManyBlocks { blocks: usize },
+    /// The folder for the cache cannot be used.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// The model's cache cannot be kept in a folder.
+    #[error("the cache of this model stays in its memory: leave out the folder for it")]
+    CacheStays,
     /// The operating system could not start a thread.
     #[error("cannot start a thread: {message}: close other programs, or raise the limit on threads")]
     Thread { message: String },

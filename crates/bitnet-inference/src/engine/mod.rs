@@ -50,6 +50,7 @@ pub(crate) use submit::Submitter;
 
 use crate::request::{InvalidRequest, Request, SubmitError};
 use crate::schedule::{Scheduler, SchedulerConfig};
+use crate::tier::{Disk, Tier};
 use config::{check, places};
 use metrics::{Metrics, Recorder};
 use shared::{Command, Shared};
@@ -154,8 +155,17 @@ impl Engine {
         // The limits of the queue bound this channel, because every request is first counted there.
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();
+        let cache = model.cache_bytes();
+        let mut steps = StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter);
+        if let Some(folder) = &config.folder {
+            let wake = control.clone();
+            let wake = Arc::new(move || drop(wake.send(Command::Look)));
+            let bytes = cache.ok_or(StartError::CacheStays)?;
+            steps.scheduler.keep_outside(folder.identity);
+            steps.tier = Some(Tier::new(Box::new(Disk::open(folder, bytes, wake)?), bytes));
+        }
         let worker = Worker::new(
-            StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter),
+            steps,
             submissions,
             commands,
             Arc::clone(&shared),

@@ -124,7 +124,7 @@ impl Readers {
     }
 
     fn publish(&self, steps: &StepLoop<'_>) {
-        *self.shared.status.lock() = EngineStatus::of(&steps.scheduler, &steps.stepper);
+        *self.shared.status.lock() = EngineStatus::of(steps);
     }
 
     /// Reports the measurements of a step.

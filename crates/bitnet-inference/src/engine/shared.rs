@@ -67,6 +67,8 @@ pub(crate) enum Command {
     Resume(u64),
     /// A batcher was closed: what it holds may start.
     StartBatches,
+    /// The tier has an answer.
+    Look,
     /// Finish all requests, at the latest by this time.
     Drain(Option<Instant>),
 }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use bitnet_kernels::{DeviceStatus, HeadCounts};
 
-use super::stepper::{Draws, StepFaults, Stepper};
-use crate::schedule::{Scheduler, SchedulerCounts};
+use super::step::StepLoop;
+use super::stepper::{Draws, StepFaults};
+use crate::schedule::SchedulerCounts;
+use crate::tier::{Tier, TierCounts};
 
 /// The state of an engine after its last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,13 +43,15 @@ pub struct EngineStatus {
     pub draws: Draws,
     /// Work of the output head, or `None` if the backend does not count it.
     pub head: Option<HeadCounts>,
+    /// Counts of the tier below memory; `None` without one.
+    pub tier: Option<TierCounts>,
     /// Device status, or `None` on the CPU.
     pub device: Option<DeviceStatus>,
 }
 
 impl EngineStatus {
     /// The state of these parts of an engine, without the age of a step.
-    pub(super) fn of(scheduler: &Scheduler, stepper: &Stepper<'_>) -> Self {
+    pub(super) fn of(StepLoop { scheduler, stepper, tier, .. }: &StepLoop<'_>) -> Self {
         let pool = scheduler.pool();
         EngineStatus {
             running: scheduler.running(),
@@ -65,6 +69,7 @@ impl EngineStatus {
             faults: stepper.faults(),
             draws: stepper.draws(),
             head: stepper.model().head_work(),
+            tier: tier.as_ref().map(Tier::counts),
             device: stepper.device(),
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::drafter::Drafter;
 use super::stepper::{StepTimes, Stepper};
 use crate::schedule::{Plan, Scheduler, StepOutcome};
+use crate::tier::Tier;
 
 /// A scheduler and the model that computes its plans. A steady step allocates no memory.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub struct StepLoop<'m> {
     pub scheduler: Scheduler,
     /// Computes it.
     pub stepper: Stepper<'m>,
+    /// Keeps parts of the cache elsewhere, if there is such a tier.
+    pub tier: Option<Tier>,
     plan: Plan,
     outcome: StepOutcome,
     /// Number of steps so far.
@@ -51,6 +54,7 @@ impl<'m> StepLoop<'m> {
         StepLoop {
             scheduler,
             stepper,
+            tier: None,
             plan: Plan::default(),
             outcome: StepOutcome::default(),
             steps: 0,
@@ -84,8 +88,12 @@ impl<'m> StepLoop<'m> {
 
     fn plan(&mut self, reader: &mut impl Reader) -> bool {
         self.lap = Instant::now();
+        self.poll_tier();
         if !self.scheduler.plan(self.now(), &mut self.plan) {
             return false;
+        }
+        if let Some(tier) = &mut self.tier {
+            tier.before_step(&mut self.scheduler, &mut self.stepper);
         }
         // Readers learn that a request is admitted before its first step, which may be long.
         reader.deliver(&mut self.scheduler, &mut self.stepper);
@@ -106,6 +114,22 @@ impl<'m> StepLoop<'m> {
         self.times = StepTimes { plan, draft, compute, ..self.stepper.times() };
         self.outcome.micros = (draft + compute).as_micros() as u64;
         self.drawn = self.outcome.drawn.len();
+        self.tier.iter_mut().for_each(|tier| tier.after_step(self.outcome.micros));
+    }
+
+    /// Lets the tier do what it can between two steps.
+    fn poll_tier(&mut self) {
+        let now = self.now();
+        if let Some(tier) = &mut self.tier {
+            tier.poll(now, &mut self.scheduler, &mut self.stepper);
+        }
+    }
+
+    /// Lets the tier keep what is in memory, until this time at the latest.
+    pub(super) fn drain_tier(&mut self, until: Instant) {
+        if let Some(tier) = &mut self.tier {
+            tier.drain(until, &mut self.scheduler, &mut self.stepper);
+        }
     }
 
     fn commit(&mut self, reader: &mut impl Reader) {
@@ -134,6 +158,7 @@ impl<'m> StepLoop<'m> {
         self.stepper.pooled.clear();
         self.stepper.scored.clear();
         self.scheduler = self.scheduler.restarted();
+        self.tier.iter_mut().for_each(Tier::restart);
         self.plan = Plan::default();
         self.outcome = StepOutcome::default();
     }

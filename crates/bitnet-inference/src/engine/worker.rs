@@ -17,9 +17,12 @@ use super::step::{Reader, StepLoop};
 use super::stepper::panic_message;
 use crate::request::RequestError;
 use crate::schedule::Plan;
+use crate::tier::Tier;
 
 /// Check the scheduler's invariants every this many steps; rare enough to be free.
 const INSPECTION: u64 = 1024;
+/// How long the engine's end may take beyond its time, to keep the cache outside memory.
+const KEEPING: Duration = Duration::from_secs(10);
 
 /// The engine's thread, which owns the model, the cache and the scheduler.
 pub(crate) struct Worker {
@@ -99,6 +102,8 @@ impl Worker {
                 self.steps.scheduler.is_empty() && self.readers.shared.waiting.now().sequences == 0;
             if complete || self.until.is_some_and(|until| Instant::now() >= until) {
                 self.abort(RequestError::Stopped);
+                let now = Instant::now();
+                self.steps.drain_tier(self.until.map_or(now, |until| until.max(now)) + KEEPING);
                 return Some(complete);
             }
         }
@@ -164,7 +169,7 @@ impl Worker {
         match command {
             Command::Cancel(id) => self.steps.scheduler.cancel(id),
             Command::Resume(id) => self.readers.resume(id, &mut self.steps),
-            Command::StartBatches => {}
+            Command::StartBatches | Command::Look => {}
             Command::Drain(until) => self.drain(until),
         }
     }
@@ -186,8 +191,13 @@ impl Worker {
 
     /// Sleeps until something happens; then waits a little longer if more requests are likely.
     fn wait(&mut self) {
+        if self.steps.tier.as_ref().is_some_and(Tier::is_busy) {
+            return;
+        }
         let idle = self.steps.scheduler.is_empty();
-        let deadline = self.steps.scheduler.next_deadline().map(Duration::from_micros);
+        let tier = self.steps.tier.as_ref().and_then(Tier::deadline);
+        let deadline = self.steps.scheduler.next_deadline().into_iter().chain(tier).min();
+        let deadline = deadline.map(Duration::from_micros);
         let deadline = deadline.and_then(|at| self.steps.start().checked_add(at));
         let wake = deadline.into_iter().chain(self.readers.next_batch()).chain(self.until).min();
         self.receive(wake);

@@ -57,7 +57,11 @@ impl Scheduler {
     pub(super) fn eligible(&self, slot: u32) -> bool {
         let s = seq(&self.slots, slot);
         let behind = |leader: &Sequence| leader.parked() || leader.computed < s.request.prompt.len();
-        s.paused.is_none() && !self.prompt_leader(slot).is_some_and(behind)
+        s.paused.is_none()
+            && match self.prompt_leader(slot) {
+                Some(leader) => !behind(leader),
+                None => self.has_fetched(s),
+            }
     }
 
     /// The sequence whose prompt a waiting sequence shares when it is admitted.
@@ -119,7 +123,7 @@ impl Scheduler {
 
     /// Calls `each` with the index of every cached block at the beginning of a text, the block, and the chain after it.
     /// Scored prompts are computed without the prefix cache.
-    fn cached(&self, s: &Sequence, mut each: impl FnMut(usize, u32, Chain)) {
+    pub(super) fn cached(&self, s: &Sequence, mut each: impl FnMut(usize, u32, Chain)) {
         let mut chain = Chain::Root(s.request.salt);
         let text = if s.scores() { &[] } else { s.text() };
         for (index, tokens) in text.chunks_exact(BLOCK).enumerate() {
@@ -131,7 +135,7 @@ impl Scheduler {
 
     /// Number of cached blocks at the beginning of a text that can be used, and the slot of the snapshot after them.
     /// Without recurrent layers, all can be used.
-    fn usable(&self, s: &Sequence) -> (usize, Option<u32>) {
+    pub(super) fn usable(&self, s: &Sequence) -> (usize, Option<u32>) {
         if self.states.total() == 0 {
             return (usize::MAX, None);
         }

@@ -46,6 +46,8 @@ pub struct BlockPool {
     /// Number of free blocks that are published.
     cached: usize,
     next_number: u64,
+    /// Contents that have been given away, as block and number, if they are reported.
+    evicted: Option<Vec<(u32, u64)>>,
 }
 
 impl BlockPool {
@@ -62,6 +64,7 @@ impl BlockPool {
             free: 0,
             cached: 0,
             next_number: 0,
+            evicted: None,
         };
         (0..count as u32).for_each(|block| pool.append(block));
         pool
@@ -94,9 +97,28 @@ impl BlockPool {
             return None;
         }
         self.unlink(block);
+        let number = self.number(block);
+        if let (Some(evicted), Some(number)) = (&mut self.evicted, number) {
+            evicted.push((block, number));
+        }
         self.unpublish(block);
         self.blocks[block as usize].refs = 1;
         Some(block)
+    }
+
+    /// Reports from now on which contents are given away.
+    pub(super) fn report_evictions(&mut self) {
+        self.evicted = Some(Vec::new());
+    }
+
+    /// The contents that were given away since the last call, as block and number.
+    pub(super) fn evicted(&mut self) -> Vec<(u32, u64)> {
+        self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The number of a published block's content.
+    pub(super) fn number(&self, block: u32) -> Option<u64> {
+        self.blocks[block as usize].published.map(|(number, _)| number)
     }
 
     /// Adds a use of a block, by another table.

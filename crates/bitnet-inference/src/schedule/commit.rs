@@ -87,7 +87,7 @@ impl Scheduler {
     }
 
     /// Drops a snapshot that was not copied, or recomputes the sequence whose state it was to become.
-    fn drop_failed_copy(&mut self, state: u32) {
+    pub(crate) fn drop_failed_copy(&mut self, state: u32) {
         let owner = self.running.iter().find(|&&slot| seq(&self.slots, slot).state == Some(state));
         match owner.copied() {
             Some(slot) if seq(&self.slots, slot).computed > 0 => self.preempt(slot),
@@ -220,6 +220,7 @@ impl Scheduler {
 
     /// Drops everything this sequence cached: one of its blocks may hold the NaN that failed it.
     fn unpublish(&mut self, slot: u32) {
+        self.suspect_parts(slot);
         let s = seq(&self.slots, slot);
         s.table.iter().for_each(|&block| self.pool.unpublish(block));
         s.chains.iter().for_each(|&chain| self.states.drop_saved(chain));

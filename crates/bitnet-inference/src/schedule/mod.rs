@@ -18,6 +18,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+mod address;
 mod admit;
 mod blocks;
 mod check;
@@ -27,6 +28,7 @@ mod draft;
 mod drafting;
 mod event;
 mod needed_logits;
+mod outside;
 mod pace;
 mod plan;
 mod prediction;
@@ -36,12 +38,14 @@ mod sequence;
 mod simulation;
 mod states;
 
+pub use address::{Address, Part, PartKind, parts};
 pub use blocks::{BlockPool, Chain};
 pub(crate) use commit::spell;
 pub use commit::{RunOutcome, SampledToken, StepOutcome};
 pub use config::SchedulerConfig;
 pub use draft::Source;
 pub use event::{Event, SchedulerCounts};
+pub use outside::Wish;
 pub use pace::{BatchSizing, Pacer, StepLoad, StepModel};
 pub use plan::{Plan, PlannedRun};
 pub use sequence::{SeqId, Sequence};
@@ -84,6 +88,8 @@ pub struct Scheduler {
     released: Vec<u32>,
     /// The bytes of a token.
     spelled: Vec<u8>,
+    /// What a tier below memory needs, if there is one.
+    outside: Option<outside::Outside>,
 }
 
 impl Scheduler {
@@ -121,6 +127,7 @@ impl Scheduler {
             candidates: Vec::with_capacity(config.max_running),
             released: Vec::new(),
             spelled: Vec::new(),
+            outside: None,
             config,
         }
     }
@@ -130,7 +137,9 @@ impl Scheduler {
         let Scheduler { counts, drafter, at_any_cost, without_text, rates, .. } = *self;
         let pace = self.pace.clone();
         let new = Scheduler::new(self.config.clone());
-        Scheduler { counts, drafter, at_any_cost, without_text, rates, pace, ..new }
+        let mut new = Scheduler { counts, drafter, at_any_cost, without_text, rates, pace, ..new };
+        self.identity().into_iter().for_each(|identity| new.keep_outside(identity));
+        new
     }
 
     /// Lets plans reserve drafts whose tokens a drafter finds after the step is planned, with
@@ -311,6 +320,7 @@ impl Scheduler {
     /// Releases what a sequence has computed: its state and its blocks, last first, so that the start of a text stays
     /// in the prefix cache longest.
     fn release(&mut self, slot: u32) {
+        self.queue_parts(slot);
         let s = seq_mut(&mut self.slots, slot);
         for block in s.table.drain(..).rev() {
             self.pool.release(block);

@@ -60,6 +60,7 @@ impl Scheduler {
                 since: now,
                 paused: None,
                 aged: false,
+                fetch: Default::default(),
                 admitted: false,
                 bypassed: 0,
                 follows: choice > 0,

@@ -9,6 +9,7 @@ use bitnet_kernels::Wanted;
 use super::blocks::Chain;
 use super::draft::{Rates, Source};
 use super::prediction::Prediction;
+use super::outside::Fetch;
 use crate::request::{Priority, Request, TokenLogprobs};
 use crate::sample::StopMatcher;
 use crate::thought::ThoughtReader;
@@ -103,6 +104,8 @@ pub struct Sequence {
     pub(crate) paused: Option<u64>,
     /// Whether it has waited longer than its priority allows, and so goes first.
     pub(crate) aged: bool,
+    /// Whether a tier below memory has been asked about its text.
+    pub(crate) fetch: Fetch,
     /// Whether its admission has been reported.
     pub(crate) admitted: bool,
     /// How often a later request was admitted ahead of it.

@@ -126,6 +126,17 @@ impl StatePool {
         self.copies.push((from, to));
     }
 
+    /// Takes a slot for a snapshot of the state after `chain` that is written from outside. Outstanding copies must have
+    /// been made.
+    pub fn adopt(&mut self, chain: Chain) -> Option<u32> {
+        assert!(self.copies.is_empty(), "outstanding copies read or write a slot");
+        let slot = self.vacate(None)?;
+        self.clock += 1;
+        self.slots[slot as usize].saved = Some(Saved { chain, passing: false, used: self.clock });
+        self.index.insert(chain, slot);
+        Some(slot)
+    }
+
     /// Drops the snapshot in a slot, if there is one.
     pub fn drop_slot(&mut self, slot: u32) {
         if !self.slots[slot as usize].owned {

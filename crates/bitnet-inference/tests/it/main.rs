@@ -18,4 +18,5 @@ mod sampler;
 mod scheduler;
 mod support;
 mod thought;
+mod tier;
 mod traces;

@@ -836,7 +836,7 @@ fn attention<B: Inspect>(
     let needed = |&(start, len): &(usize, usize)| (start + len).div_ceil(BLOCK_TOKENS);
     let count: usize = sequences.iter().map(needed).sum();
     let mut blocks: Vec<u32> = (0..count as u32).rev().collect();
-    let mut kv = b.kv(KvShape { blocks: count + 1, ..shape })?;
+    let mut kv = b.kv(KvShape { blocks: count + 2, ..shape })?;
     let (mut past, mut step) = (Vec::new(), Vec::new());
     let (mut past_rows, mut step_rows, mut first) = (0, 0, 0);
     for s @ &(start, len) in sequences {
@@ -860,6 +860,11 @@ fn attention<B: Inspect>(
     // Moves the first block: attention must find its keys and values in the copy.
     b.copy_block(&mut kv, blocks[0], count as u32)?;
     blocks[0] = count as u32;
+    // Moves the last block through memory of the host.
+    let mut bytes = vec![0; B::block_bytes(&kv)];
+    b.read_block(&mut kv, blocks[count - 1], &mut bytes)?;
+    b.write_block(&mut kv, count as u32 + 1, &bytes)?;
+    blocks[count - 1] = count as u32 + 1;
     let mut qkv = b.rows(step_rows, width, RowsKind::Intermediate)?;
     let values = if odd {
         v.rows(step_rows, width)

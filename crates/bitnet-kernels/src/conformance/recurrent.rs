@@ -141,13 +141,13 @@ struct Sequences<B: Inspect> {
 }
 
 impl<B: Inspect> Sequences<B> {
-    /// Makes a layer whose decays range from strong to none, with a slot more than there are sequences.
+    /// Makes a layer whose decays range from strong to none, with two slots more than there are sequences.
     fn new(b: &mut B, v: &mut Values, shape: DeltaShape, count: usize) -> Result<Self, KernelError> {
         let conv = v.many(shape.channels() * shape.taps);
         let a: Vec<f32> = v.many(shape.value_heads).iter().map(|x| -4.0 * x * x).collect();
         let (dt_bias, norm) = (v.many(shape.value_heads), v.many(shape.head_dim));
         let weights = DeltaWeights { conv: &conv, a: &a, dt_bias: &dt_bias, norm: &norm, eps: 1e-6 };
-        let (layer, state) = (b.delta(shape, &weights)?, b.state(shape, count + 1)?);
+        let (layer, state) = (b.delta(shape, &weights)?, b.state(shape, count + 2)?);
         // Slots are assigned from the end.
         Ok(Sequences { shape, layer, state, slots: (0..count as u32).rev().collect() })
     }
@@ -194,6 +194,11 @@ fn delta<B: Inspect>(
     // Moves the first sequence, which must find its state in the copy.
     b.copy_state(&mut all.state, all.slots[0], count as u32)?;
     all.slots[0] = count as u32;
+    // Moves the last through memory of the host.
+    let mut bytes = vec![0; B::state_bytes(&all.state)];
+    b.read_state(&mut all.state, all.slots[count - 1], &mut bytes)?;
+    b.write_state(&mut all.state, count as u32 + 1, &bytes)?;
+    all.slots[count - 1] = count as u32 + 1;
     let main = all.step(b, v, sequences, odd)?;
     let next: Vec<_> = sequences.iter().map(|&(start, len)| (start + len, 1)).collect();
     Ok([stale].into_iter().chain(before).chain([main, all.step(b, v, &next, false)?]).collect())

@@ -63,6 +63,12 @@ impl State {
         Ok(State { shape, slots, values: Buffer::zeroed(len, what)?, used: vec![0; slots], steps: 0 })
     }
 
+    /// The state in a slot.
+    pub(super) fn slot_mut(&mut self, slot: usize) -> &mut [f32] {
+        let len = self.shape.state_len();
+        &mut self.values[slot * len..][..len]
+    }
+
     /// Checks that no two runs of a step share a slot.
     fn claim(&mut self, runs: &[Run]) {
         self.steps += 1;

@@ -737,6 +737,48 @@ impl Backend for Cpu {
         kv.copy_block(from as usize, to as usize);
         Ok(())
     }
+
+    fn block_bytes(kv: &Kv) -> usize {
+        kv.block(0).map(<[u8]>::len).iter().sum()
+    }
+
+    fn read_block(&mut self, kv: &mut Kv, block: u32, to: &mut [u8]) -> Result<(), KernelError> {
+        let [keys, values] = kv.block(block as usize);
+        let (first, second) = to.split_at_mut(keys.len());
+        first.copy_from_slice(keys);
+        second.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn write_block(&mut self, kv: &mut Kv, block: u32, from: &[u8]) -> Result<(), KernelError> {
+        let [keys, values] = kv.block_mut(block as usize);
+        let (first, second) = from.split_at(keys.len());
+        keys.copy_from_slice(first);
+        values.copy_from_slice(second);
+        Ok(())
+    }
+
+    fn state_bytes(state: &State) -> usize {
+        4 * state.shape.state_len()
+    }
+
+    fn read_state(&mut self, state: &mut State, slot: u32, to: &mut [u8]) -> Result<(), KernelError> {
+        let values = state.slot_mut(slot as usize);
+        assert_eq!(to.len(), 4 * values.len(), "the bytes of a slot");
+        for (to, value) in to.as_chunks_mut().0.iter_mut().zip(values) {
+            *to = value.to_le_bytes();
+        }
+        Ok(())
+    }
+
+    fn write_state(&mut self, state: &mut State, slot: u32, from: &[u8]) -> Result<(), KernelError> {
+        let values = state.slot_mut(slot as usize);
+        assert_eq!(from.len(), 4 * values.len(), "the bytes of a slot");
+        for (value, from) in values.iter_mut().zip(from.as_chunks().0) {
+            *value = f32::from_le_bytes(*from);
+        }
+        Ok(())
+    }
 }
 
 impl Inspect for Cpu {

@@ -68,6 +68,18 @@ impl<D: Driver> Backend for Gpu<D> {
         fn prepare(size: &StepSize);
         fn finish();
         fn copy_block(kv: &mut Kv, from: u32, to: u32);
+        fn read_block(kv: &mut Kv, block: u32, to: &mut [u8]);
+        fn write_block(kv: &mut Kv, block: u32, from: &[u8]);
+        fn read_state(state: &mut State, slot: u32, to: &mut [u8]);
+        fn write_state(state: &mut State, slot: u32, from: &[u8]);
+    }
+
+    fn block_bytes(kv: &Kv) -> usize {
+        2 * kv.block_bytes()
+    }
+
+    fn state_bytes(state: &State) -> usize {
+        state.slot_bytes()
     }
 
     /// Changed logits are drawn from by the host.

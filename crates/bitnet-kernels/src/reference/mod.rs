@@ -155,6 +155,16 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     tree(partial)
 }
 
+/// Writes floats as bytes.
+fn write_floats<'a>(values: impl Iterator<Item = &'a f32>, to: &mut [u8]) {
+    to.as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, value)| *to = value.to_le_bytes());
+}
+
+/// Reads what [`write_floats`] has written.
+fn read_floats<'a>(from: &[u8], values: impl Iterator<Item = &'a mut f32>) {
+    values.zip(from.as_chunks().0).for_each(|(value, from)| *value = f32::from_le_bytes(*from));
+}
+
 fn rms_norm(x: &mut [f32], norm: &Norm<Vec<f32>>) {
     let mut partial = [0.0f64; SQUARES];
     for (i, &x) in x.iter().enumerate() {
@@ -706,6 +716,38 @@ impl Backend for Reference {
         let (from, to) = (kv.at(from, 0, 0), kv.at(to, 0, 0));
         kv.keys.copy_within(from..from + n, to);
         kv.values.copy_within(from..from + n, to);
+        Ok(())
+    }
+
+    fn block_bytes(kv: &Kv) -> usize {
+        2 * 4 * kv.at(1, 0, 0)
+    }
+
+    fn read_block(&mut self, kv: &mut Kv, block: u32, to: &mut [u8]) -> Result<(), KernelError> {
+        let (from, n) = (kv.at(block, 0, 0), kv.at(1, 0, 0));
+        write_floats(kv.keys[from..][..n].iter().chain(&kv.values[from..][..n]), to);
+        Ok(())
+    }
+
+    fn write_block(&mut self, kv: &mut Kv, block: u32, from: &[u8]) -> Result<(), KernelError> {
+        let (to, n) = (kv.at(block, 0, 0), kv.at(1, 0, 0));
+        read_floats(from, kv.keys[to..][..n].iter_mut().chain(&mut kv.values[to..][..n]));
+        Ok(())
+    }
+
+    fn state_bytes(state: &State) -> usize {
+        4 * state.floats()
+    }
+
+    fn read_state(&mut self, state: &mut State, slot: u32, to: &mut [u8]) -> Result<(), KernelError> {
+        write_floats(state.read(slot as usize).iter(), to);
+        Ok(())
+    }
+
+    fn write_state(&mut self, state: &mut State, slot: u32, from: &[u8]) -> Result<(), KernelError> {
+        let mut values = vec![0.0; state.floats()];
+        read_floats(from, values.iter_mut());
+        state.write(slot as usize, &values);
         Ok(())
     }
 }

@@ -19,6 +19,7 @@ pub struct Delta {
 /// The recurrent states of one layer.
 #[derive(Debug)]
 pub struct State {
+    shape: DeltaShape,
     pub(super) slots: Vec<Slot>,
 }
 
@@ -39,7 +40,30 @@ impl Slot {
 
 impl State {
     pub(super) fn new(shape: DeltaShape, slots: usize) -> Self {
-        State { slots: vec![Slot::new(shape); slots] }
+        State { shape, slots: vec![Slot::new(shape); slots] }
+    }
+
+    /// Number of floats of [`State::read`].
+    pub(super) fn floats(&self) -> usize {
+        let DeltaShape { value_heads, head_dim, taps, .. } = self.shape;
+        1 + value_heads * head_dim * head_dim + (taps - 1) * self.shape.channels()
+    }
+
+    /// The state in a slot: the number of inputs, the heads, and the inputs.
+    pub(super) fn read(&self, slot: usize) -> Vec<f32> {
+        let Slot { inputs, heads } = &self.slots[slot];
+        let mut values = vec![inputs.len() as f32];
+        values.extend(heads.iter().chain(inputs.iter().flatten()));
+        values.resize(self.floats(), 0.0);
+        values
+    }
+
+    /// Overwrites a slot with what [`State::read`] has given.
+    pub(super) fn write(&mut self, slot: usize, values: &[f32]) {
+        let DeltaShape { value_heads, head_dim, .. } = self.shape;
+        let (heads, inputs) = values[1..].split_at(value_heads * head_dim * head_dim);
+        let inputs = inputs.chunks_exact(self.shape.channels()).take(values[0] as usize);
+        self.slots[slot] = Slot { inputs: inputs.map(<[f32]>::to_vec).collect(), heads: heads.to_vec() };
     }
 }
 

@@ -8,5 +8,5 @@ mod transformer;
 pub(crate) mod weights;
 
 pub use batch::{Batch, Logits, Run};
-pub use model::{ForwardError, HiddenRows, Limits, Model};
+pub use model::{CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Model};
 pub use transformer::Transformer;

@@ -86,6 +86,58 @@ pub trait Model: Send {
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         Err(ForwardError::StateOutOfRange { slot: from.max(to), slots: self.limits().state_slots })
     }
+
+    /// Bytes of a block and of a state outside the model, or `None` for a model whose cache stays inside.
+    fn cache_bytes(&self) -> Option<CacheBytes> {
+        None
+    }
+
+    /// Copies the keys and values of all layers in a block to `to`, or the recurrent state of all layers in a slot.
+    ///
+    /// # Errors
+    /// If there is no such block or slot, `to` does not have its [`CacheBytes`], or the backend fails.
+    fn read_cache(&mut self, place: CachePlace, to: &mut [u8]) -> Result<(), ForwardError> {
+        let _ = (place, to);
+        Err(ForwardError::CacheStays)
+    }
+
+    /// Overwrites a block or a slot with what [`Model::read_cache`] has copied, in this model or in another of the same
+    /// weights, cache type and device.
+    ///
+    /// # Errors
+    /// As [`Model::read_cache`]. If the backend fails, the block or slot is unspecified.
+    fn write_cache(&mut self, place: CachePlace, from: &[u8]) -> Result<(), ForwardError> {
+        let _ = (place, from);
+        Err(ForwardError::CacheStays)
+    }
+}
+
+/// A part of a model's cache that can be copied out of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CachePlace {
+    /// Keys and values of all layers, in the block with this number.
+    Block(u32),
+    /// Recurrent state of all layers, in the slot with this number.
+    State(u32),
+}
+
+/// Bytes of the parts of a model's cache outside the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheBytes {
+    /// Keys and values of all layers in a block.
+    pub block: usize,
+    /// Recurrent state of all layers; 0 in a model without.
+    pub state: usize,
+}
+
+impl CacheBytes {
+    /// Bytes of the part in this place.
+    pub fn of(&self, place: CachePlace) -> usize {
+        match place {
+            CachePlace::Block(_) => self.block,
+            CachePlace::State(_) => self.state,
+        }
+    }
 }
 
 impl<M: Model + ?Sized> Model for &mut M {
@@ -136,6 +188,18 @@ impl<M: Model + ?Sized> Model for &mut M {
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         (**self).copy_state(from, to)
+    }
+
+    fn cache_bytes(&self) -> Option<CacheBytes> {
+        (**self).cache_bytes()
+    }
+
+    fn read_cache(&mut self, place: CachePlace, to: &mut [u8]) -> Result<(), ForwardError> {
+        (**self).read_cache(place, to)
+    }
+
+    fn write_cache(&mut self, place: CachePlace, from: &[u8]) -> Result<(), ForwardError> {
+        (**self).write_cache(place, from)
     }
 }
 
@@ -203,6 +267,12 @@ pub enum ForwardError {
     /// The model has no head that drafts tokens, or it was not loaded.
     #[error("this model has no head that drafts tokens: use one that has, or draft by other means")]
     NoDraftHead,
+    /// The cache of this model cannot be copied out of it.
+    #[error("the cache of this model stays in its memory: leave out the folder for it")]
+    CacheStays,
+    /// Bytes for the cache have another size than the place for them.
+    #[error("{actual} bytes for a part of the cache that has {expected}: take those of the same model and cache type")]
+    CacheSize { actual: usize, expected: usize },
     /// The backend failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -14,7 +14,7 @@ use crate::{
     files::{PackedSource, TensorSource, read_ahead},
     names::{self, Expected},
     net::{
-        Batch, ForwardError, HiddenRows, Limits, Logits, Model, Run,
+        Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, Run,
         draft_head::DraftHead,
         layer::{Dense, FeedForward, Layer, Mixer, Origin},
         weights::{SOURCE, packed, read_table},
@@ -227,6 +227,16 @@ impl<B: Backend> Transformer<B> {
         if self.spec.state_bytes() == 0 { Ok(()) } else { self.slots.check(batch.runs()) }
     }
 
+    /// Checks that there is such a place and that it has this many bytes.
+    fn check_cache(&mut self, place: CachePlace, actual: usize) -> Result<(), ForwardError> {
+        match place {
+            CachePlace::Block(block) => self.check_block(block)?,
+            CachePlace::State(slot) => self.slots.entry(slot).map(drop)?,
+        }
+        let expected = self.cache_bytes().map_or(0, |bytes| bytes.of(place));
+        if actual == expected { Ok(()) } else { Err(ForwardError::CacheSize { actual, expected }) }
+    }
+
     fn check_block(&self, block: u32) -> Result<(), ForwardError> {
         let blocks = self.limits.kv_blocks;
         if block as usize >= blocks {
@@ -345,6 +355,57 @@ impl<B: Backend> Model for Transformer<B> {
         for layer in &mut self.layers {
             if let Mixer::Delta(delta) = &mut layer.mixer {
                 self.backend.copy_state(&mut delta.state, from, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cache_bytes(&self) -> Option<CacheBytes> {
+        let mut bytes = CacheBytes { block: 0, state: 0 };
+        for layer in &self.layers {
+            match &layer.mixer {
+                Mixer::Attention(attention) => bytes.block += B::block_bytes(&attention.kv),
+                Mixer::Delta(delta) => bytes.state += B::state_bytes(&delta.state),
+            }
+        }
+        Some(bytes)
+    }
+
+    fn read_cache(&mut self, place: CachePlace, mut to: &mut [u8]) -> Result<(), ForwardError> {
+        self.check_cache(place, to.len())?;
+        for layer in &mut self.layers {
+            match (&mut layer.mixer, place) {
+                (Mixer::Attention(attention), CachePlace::Block(block)) => {
+                    let (part, rest) = to.split_at_mut(B::block_bytes(&attention.kv));
+                    self.backend.read_block(&mut attention.kv, block, part)?;
+                    to = rest;
+                }
+                (Mixer::Delta(delta), CachePlace::State(slot)) => {
+                    let (part, rest) = to.split_at_mut(B::state_bytes(&delta.state));
+                    self.backend.read_state(&mut delta.state, slot, part)?;
+                    to = rest;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write_cache(&mut self, place: CachePlace, mut from: &[u8]) -> Result<(), ForwardError> {
+        self.check_cache(place, from.len())?;
+        for layer in &mut self.layers {
+            match (&mut layer.mixer, place) {
+                (Mixer::Attention(attention), CachePlace::Block(block)) => {
+                    let (part, rest) = from.split_at(B::block_bytes(&attention.kv));
+                    self.backend.write_block(&mut attention.kv, block, part)?;
+                    from = rest;
+                }
+                (Mixer::Delta(delta), CachePlace::State(slot)) => {
+                    let (part, rest) = from.split_at(B::state_bytes(&delta.state));
+                    self.backend.write_state(&mut delta.state, slot, part)?;
+                    from = rest;
+                }
+                _ => {}
             }
         }
         Ok(())

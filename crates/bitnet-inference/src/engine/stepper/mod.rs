@@ -1,6 +1,7 @@
 //! Computes plans: packs the batch, runs the forward pass, and draws the tokens.
 //! A failed pass is tried again and halved until the sequence at fault is alone.
 
+mod cache;
 mod calibrate;
 mod counts;
 mod draw;

@@ -31,7 +31,8 @@ impl World {
         let planned = self.scheduler.plan(self.now, plan) && !self.strikes(Planted::IdleStep);
         self.sabotage_order(plan);
         if !planned {
-            let idle = self.scheduler.slots.iter().flatten().find(|s| s.paused.is_none());
+            let waits = |s: &&Sequence| s.paused.is_none() && self.scheduler.has_fetched(s);
+            let idle = self.scheduler.slots.iter().flatten().find(waits);
             return idle.map_or(Ok(false), |s| Err(format!("nothing is planned for {:?}", s.id)));
         }
         self.check_running(plan, &stood, self.scheduler.counts.preemptions - preemptions)?;

@@ -40,10 +40,20 @@ pub(super) enum Planted {
     MisplacedSnapshot,
     ForgottenRollback,
     TrustedState,
+    DamagedPart,
+    OtherPart,
+    ShiftedPart,
+    SilentShelf,
+    NeighbourRead,
+    UnwrittenPart,
+    UnsettledState,
+    LateCopyOut,
+    LostAdoption,
+    ForgottenFetch,
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 36] = [
+    pub(super) const ALL: [Planted; 46] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -80,6 +90,16 @@ impl Planted {
         Planted::MisplacedSnapshot,
         Planted::ForgottenRollback,
         Planted::TrustedState,
+        Planted::DamagedPart,
+        Planted::OtherPart,
+        Planted::ShiftedPart,
+        Planted::SilentShelf,
+        Planted::NeighbourRead,
+        Planted::UnwrittenPart,
+        Planted::UnsettledState,
+        Planted::LateCopyOut,
+        Planted::LostAdoption,
+        Planted::ForgottenFetch,
     ];
 }
 

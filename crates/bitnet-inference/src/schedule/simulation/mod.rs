@@ -1,12 +1,15 @@
 //! Random schedules of submissions, cancellations, pauses, deadlines, drains, aborts and faults under tiny limits, each
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
-//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state.
+//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state. Half of the
+//! seeds have a tier below memory, whose shelf they share with a second scheduler that runs at the same time, as another
+//! process would.
 //! `BITNET_SIM_SEEDS` sets the number of schedules,
 //! `BITNET_SIM_FIRST` the first seed; a failure reports its own.
 
 mod alone;
 mod fairness;
 mod faults;
+mod shelf;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +25,9 @@ use crate::engine::{Stepper, panic_message};
 use crate::request::{FinishReason, GenerationConfig, Output, Priority, Request, RequestError, SampleError};
 use crate::sample::{Draw, Sampler, Scan, StopMatcher, TokenText};
 use crate::sim::{HashModel, Hook, Oracle, mix};
+use crate::tier::Tier;
 use faults::Planted;
+use shelf::{SimShelf, Store};
 
 const VOCAB: usize = 50;
 const EOS: u32 = 7;
@@ -93,6 +98,7 @@ struct World {
     paused: bool,
     plan: Plan,
     outcome: StepOutcome,
+    tier: Option<Tier>,
 }
 
 /// Fails steps at random, and those of requests that begin with a planted token. Where that leaves a recurrent state
@@ -196,7 +202,21 @@ impl World {
             paused: false,
             plan: Plan::default(),
             outcome: StepOutcome::default(),
+            tier: None,
         }
+    }
+
+    /// Gives this world a tier with a shelf.
+    fn sharing(mut self, store: &Store, seed: u64) -> World {
+        let shelf = SimShelf::new(Arc::clone(store), seed, self.planted);
+        let bytes = self.stepper.model().cache_bytes().expect("a hash model's cache can be copied out");
+        self.tier = Some(Tier::new(Box::new(shelf), bytes));
+        self.scheduler.keep_outside([0; 32]);
+        // What all worlds begin texts with.
+        let mut rng = Rng(5);
+        self.prompts.extend((1..4).map(|n| (0..n * 70).map(|_| rng.below(48) as u32).collect::<Vec<_>>()));
+        self.prompts.iter_mut().for_each(|prompt| prompt.truncate(self.context - 1));
+        self
     }
 
     fn random_request(&mut self) -> Request {
@@ -332,17 +352,29 @@ impl World {
 
     fn step(&mut self) -> Result<(), String> {
         let mut plan = std::mem::take(&mut self.plan);
+        self.poll_tier();
+        self.scheduler.check()?;
         if self.plan_fairly(&mut plan)? {
+            let late = self.planted == Some(Planted::LateCopyOut);
+            if !late {
+                self.save_urgent();
+            }
             self.scheduler.check_plan(&plan)?;
             let real = plan.clone();
             self.sabotage_plan(&mut plan);
             self.stepper.run(&self.scheduler, &plan, &mut self.outcome);
+            if late {
+                self.save_urgent();
+            }
             self.outcome.micros =
                 500 + 300 * (plan.load.decodes + plan.load.drafts) as u64 + 20 * plan.load.prefill as u64;
             self.now += self.outcome.micros;
             self.sabotage_outcome(&real);
             self.scheduler.commit(self.now, &real, &mut self.outcome);
             self.sabotage_state();
+            self.tier.iter_mut().for_each(|tier| tier.after_step(1000));
+        } else if self.tier.is_some() {
+            self.now += 50_000;
         }
         self.plan = plan;
         Ok(())
@@ -374,7 +406,8 @@ impl World {
     fn settle(&mut self) -> Result<(), String> {
         (0..self.requests.len() as u64).for_each(|id| self.scheduler.resume(self.now, id));
         let live = self.scheduler.slots.iter().flatten().count();
-        for _ in 0..live * self.context {
+        let waits = if self.tier.is_some() { 1000 + 100 * live } else { 0 };
+        for _ in 0..live * self.context + waits {
             if self.scheduler.is_empty() {
                 break;
             }
@@ -387,10 +420,22 @@ impl World {
 
     fn run(seed: u64, planted: Option<Planted>) -> Result<Coverage, String> {
         let mut world = World::new(seed, planted);
+        if seed % 4 >= 2 {
+            let store = Store::default();
+            world = world.sharing(&store, seed);
+            // An even number, so that both have the same kind of model.
+            let mut other = World::new(seed + (1 << 40), None).sharing(&store, seed + (1 << 40));
+            for _ in 0..80 {
+                other.act()?;
+                world.act()?;
+            }
+            other.settle()?;
+        }
         for _ in 0..120 {
             world.act()?;
         }
         world.settle()?;
+        let tier = world.tier.as_ref().map(Tier::counts).unwrap_or_default();
         let counts = world.scheduler.counts();
         let recurrent = world.scheduler.config.state_slots > 0;
         let ended = |matches: fn(&Result<End, RequestError>) -> bool| {
@@ -417,6 +462,10 @@ impl World {
             ("snapshot", recurrent && counts.prefix_hits > 0),
             ("drafts rolled back", recurrent && counts.drafted > counts.accepted),
             ("lost state", world.stepper.faults().rolled_back > 0),
+            ("read from a shelf", tier.hit_tokens > 0),
+            ("copied out", tier.shelf.written_parts > 0),
+            ("damaged part", tier.shelf.damaged > 0),
+            ("given up", tier.given_up > 0),
         ];
         let covered = covered.map(|(what, covered)| (what, usize::from(covered)));
         Ok(covered.into_iter().chain([(CUT_SHORT, cancelled + timed_out)]).collect())

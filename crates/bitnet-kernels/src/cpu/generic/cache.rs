@@ -44,6 +44,23 @@ impl Kv {
             side.copy_within(from * block..(from + 1) * block, to * block);
         }
     }
+
+    /// The panels of a block: all its keys, then all its values.
+    pub(crate) fn block(&self, block: usize) -> [&[u8]; 2] {
+        [&self.keys, &self.values].map(|side| {
+            let bytes = side.len() / self.shape.blocks;
+            &side[block * bytes..][..bytes]
+        })
+    }
+
+    /// [`Kv::block`], to be overwritten.
+    pub(crate) fn block_mut(&mut self, block: usize) -> [&mut [u8]; 2] {
+        let blocks = self.shape.blocks;
+        [&mut self.keys, &mut self.values].map(|side| {
+            let bytes = side.len() / blocks;
+            &mut side[block * bytes..][..bytes]
+        })
+    }
 }
 
 /// A type in which the cache stores numbers.

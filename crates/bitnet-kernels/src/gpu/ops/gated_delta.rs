@@ -169,4 +169,40 @@ impl<D: Driver> Gpu<D> {
             ],
         )
     }
+
+    /// Copies the state in a slot to the host.
+    pub(in crate::gpu) fn read_state(
+        &mut self,
+        state: &mut State,
+        slot: u32,
+        to: &mut [u8],
+    ) -> Result<(), GpuError> {
+        let address = state.address(slot, to.len());
+        self.receive(address, to)
+    }
+
+    /// Overwrites a slot with what [`Gpu::read_state`] has copied.
+    pub(in crate::gpu) fn write_state(
+        &mut self,
+        state: &mut State,
+        slot: u32,
+        from: &[u8],
+    ) -> Result<(), GpuError> {
+        let address = state.address(slot, from.len());
+        self.send(address, from)
+    }
+}
+
+impl State {
+    /// Bytes of a slot.
+    pub(in crate::gpu) fn slot_bytes(&self) -> usize {
+        4 * self.shape.state_len()
+    }
+
+    /// The address of a slot that a buffer of this size holds.
+    fn address(&self, slot: u32, bytes: usize) -> u64 {
+        assert!((slot as usize) < self.slots, "the slots must exist");
+        assert_eq!(bytes, self.slot_bytes(), "the bytes of a slot");
+        self.values.address() + u64::from(slot) * bytes as u64
+    }
 }

@@ -1,0 +1,434 @@
+//! A tier below the cache's memory: parts that leave memory are kept elsewhere, and texts that begin with them are read
+//! instead of computed. It decides when, and copies bytes between the model and a [`Shelf`]; the shelf has its own
+//! threads, and nothing here waits for it.
+//!
+//! A part is named by everything that decides its bytes ([`crate::schedule::Address`]), and its bytes come back unchanged or not at
+//! all. So a text continues with the same tokens, whatever was read, lost or damaged.
+
+mod disk;
+mod entry;
+mod folder;
+mod listing;
+mod shelf;
+
+pub use disk::Disk;
+pub use entry::{Damage, Entry};
+pub use folder::{CacheFolder, FolderError};
+pub use listing::{Cleared, Listed, clear_folder, list_folder};
+pub use shelf::{Shelf, ShelfCounts, Told};
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use bitnet_model::{CacheBytes, CachePlace};
+
+use crate::schedule::{Part, PartKind, Scheduler, SeqId, Wish};
+
+/// A text that gets nothing for this long is computed instead, in microseconds.
+const PATIENCE: u64 = 2_000_000;
+/// Bytes that may be copied out for each microsecond of a step: one part in a hundred of a copy's usual speed.
+const OUT_PER_MICRO: usize = 40;
+/// Bytes that may be copied in between two steps for each microsecond of the last one: a tenth.
+const IN_PER_MICRO: usize = 400;
+/// Bytes copied in or out between two looks at new requests while nothing runs.
+const IDLE: usize = 256 << 20;
+/// Bytes that may be copied out at once after long steps.
+const MOST_CREDIT: usize = 64 << 20;
+
+/// The cache in a model's memory, as a tier reads and writes it. Each call returns whether it succeeded.
+pub trait CacheAccess {
+    /// Copies a part out.
+    fn read(&mut self, place: CachePlace, to: &mut [u8]) -> bool;
+    /// Overwrites a part.
+    fn write(&mut self, place: CachePlace, from: &[u8]) -> bool;
+    /// Copies a state from one slot to another.
+    fn copy_state(&mut self, from: u32, to: u32) -> bool;
+}
+
+/// A tier, and what it is doing.
+pub struct Tier {
+    shelf: Box<dyn Shelf>,
+    bytes: CacheBytes,
+    wishes: Vec<Wished>,
+    /// Sequences for which parts were read but which still wait for a place, and the number of blocks.
+    loaded: Vec<(SeqId, usize)>,
+    next_number: u64,
+    /// Bytes that may be copied out while sequences run.
+    credit: usize,
+    /// Microseconds of the last step.
+    last_step: u64,
+    /// When the shelf last answered.
+    answered: u64,
+    /// Whether the shelf did not answer in time and has not answered since.
+    stuck: bool,
+    /// Whether the last call left something to do that needs no answer.
+    more: bool,
+    counts: TierCounts,
+    copies: Vec<(u32, u32)>,
+}
+
+/// A text whose beginning may be on the shelf.
+struct Wished {
+    number: u64,
+    wish: Wish,
+    stage: Stage,
+    since: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The shelf looks how much is there.
+    Looking,
+    /// This many blocks are there.
+    Found(usize),
+    /// They are being read; this many parts have been taken in.
+    Loading(usize),
+}
+
+/// Counts of a tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TierCounts {
+    /// Texts whose beginning was read instead of computed.
+    pub hits: u64,
+    /// Texts for which nothing was there.
+    pub misses: u64,
+    /// Tokens read instead of computed.
+    pub hit_tokens: u64,
+    /// Texts that were computed because reading took too long or memory was lacking.
+    pub given_up: u64,
+    /// Parts that left memory while the shelf was busy, and are lost.
+    pub dropped: u64,
+    /// The counts of the shelf.
+    pub shelf: ShelfCounts,
+}
+
+impl Tier {
+    /// A tier for a model whose parts have these sizes.
+    pub fn new(shelf: Box<dyn Shelf>, bytes: CacheBytes) -> Tier {
+        Tier {
+            shelf,
+            bytes,
+            wishes: Vec::new(),
+            loaded: Vec::new(),
+            next_number: 0,
+            credit: 0,
+            last_step: 0,
+            answered: 0,
+            stuck: false,
+            more: false,
+            counts: TierCounts::default(),
+            copies: Vec::new(),
+        }
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> TierCounts {
+        TierCounts { shelf: self.shelf.counts(), ..self.counts }
+    }
+
+    /// Whether there is something to do that needs no answer of the shelf.
+    pub fn is_busy(&self) -> bool {
+        self.more
+    }
+
+    /// When to call [`Tier::poll`] at the latest.
+    pub fn deadline(&self) -> Option<u64> {
+        let first = self.wishes.iter().map(|wished| wished.since).min()?;
+        Some(first.max(self.answered) + PATIENCE + 1)
+    }
+
+    /// Does what can be done between two steps: takes parts in, asks for others, and copies out.
+    pub fn poll(&mut self, now: u64, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
+        self.more = false;
+        while let Some(part) = scheduler.next_suspect() {
+            self.shelf.forget(part);
+        }
+        self.take_in(now, scheduler, cache);
+        self.ask(now, scheduler);
+        self.give_up(now, scheduler);
+        self.begin(now, scheduler);
+        self.copy_out(scheduler, cache);
+    }
+
+    /// Copies out what the planned step overwrites, as far as the shelf has room.
+    pub fn before_step(&mut self, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
+        while let Some((part, place)) = scheduler.next_urgent() {
+            if !self.keep(part.clone(), place, cache) {
+                self.counts.dropped += 1;
+                scheduler.is_outside(part.kind, part.address, false);
+            }
+        }
+    }
+
+    /// Learns how long a step took.
+    pub fn after_step(&mut self, micros: u64) {
+        self.last_step = micros;
+        let most = MOST_CREDIT.max(self.bytes.block).max(self.bytes.state);
+        let more = (micros as usize).saturating_mul(OUT_PER_MICRO);
+        self.credit = self.credit.saturating_add(more).min(most);
+    }
+
+    /// Forgets which sequences wait for parts, because the scheduler is a new one.
+    pub fn restart(&mut self) {
+        let numbers: Vec<u64> = self.wishes.drain(..).map(|wished| wished.number).collect();
+        numbers.into_iter().for_each(|number| self.shelf.stop(number));
+        self.loaded.clear();
+    }
+
+    /// Copies out everything that is queued and waits until it is kept, at most until this time. Returns whether all is
+    /// kept.
+    pub fn drain(&mut self, until: Instant, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) -> bool {
+        self.restart();
+        loop {
+            while self.shelf.next().is_some() {}
+            self.copy_out(scheduler, cache);
+            if scheduler.peek_leaving().is_none() {
+                return self.shelf.flush(until);
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn take_in(&mut self, now: u64, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
+        let running = scheduler.running() > 0;
+        let most = if running { (self.last_step as usize).saturating_mul(IN_PER_MICRO) } else { IDLE };
+        let mut taken = 0;
+        while taken == 0 || taken < most {
+            let Some(told) = self.shelf.next() else { return };
+            (self.answered, self.stuck) = (now, false);
+            match told {
+                Told::Looked { number, blocks } => self.looked(number, blocks, now, scheduler),
+                Told::Part { number, kind, index, bytes } => {
+                    taken += bytes.len();
+                    self.take_part(number, kind, index, &bytes, scheduler, cache);
+                    self.shelf.give_back(bytes);
+                }
+                Told::End { number } => self.end(number, scheduler),
+                Told::Holds(kind, address, yes) => scheduler.is_outside(kind, address, yes),
+            }
+        }
+        self.more = true;
+    }
+
+    fn looked(&mut self, number: u64, blocks: usize, now: u64, scheduler: &mut Scheduler) {
+        let Some(at) = self.wishes.iter().position(|w| w.number == number && w.stage == Stage::Looking)
+        else {
+            return;
+        };
+        let wished = &mut self.wishes[at];
+        if blocks > wished.wish.usable && blocks <= wished.wish.parts.len() {
+            (wished.stage, wished.since) = (Stage::Found(blocks), now);
+        } else {
+            self.counts.misses += 1;
+            scheduler.fetched(self.wishes.remove(at).wish.id);
+        }
+    }
+
+    /// Writes a part that was read to the model's memory, as if a sequence that has ended had left it there.
+    fn take_part(
+        &mut self,
+        number: u64,
+        kind: PartKind,
+        index: usize,
+        bytes: &[u8],
+        scheduler: &mut Scheduler,
+        cache: &mut dyn CacheAccess,
+    ) {
+        let Some(at) = self.wishes.iter().position(|wished| wished.number == number) else { return };
+        let Wished { wish, .. } = &self.wishes[at];
+        let (salt, id) = (wish.salt, wish.id);
+        let taken = match (wish.parts.get(..=index).map(<[Part]>::to_vec), kind) {
+            (Some(parts), PartKind::Block) if scheduler.queue_place(id).is_some() => {
+                self.take_block(salt, &parts, bytes, scheduler, cache)
+            }
+            (Some(parts), PartKind::State) if scheduler.queue_place(id).is_some() => {
+                self.take_state(salt, &parts, bytes, scheduler, cache)
+            }
+            _ => false,
+        };
+        match &mut self.wishes[at].stage {
+            Stage::Loading(parts) if taken => *parts += 1,
+            _ => {
+                self.shelf.stop(number);
+                self.end(number, scheduler);
+            }
+        }
+    }
+
+    fn take_block(
+        &mut self,
+        salt: u64,
+        parts: &[Part],
+        bytes: &[u8],
+        scheduler: &mut Scheduler,
+        cache: &mut dyn CacheAccess,
+    ) -> bool {
+        let Some((block, before)) = scheduler.begin_block(salt, parts) else {
+            // Another sequence may have computed it meanwhile.
+            return scheduler.holds(salt, parts);
+        };
+        self.before_step(scheduler, cache);
+        let written = cache.write(CachePlace::Block(block), bytes);
+        let part = &parts[parts.len() - 1];
+        scheduler.end_block(block, before, part, written);
+        scheduler.is_outside(PartKind::Block, part.address, true);
+        written
+    }
+
+    fn take_state(
+        &mut self,
+        salt: u64,
+        parts: &[Part],
+        bytes: &[u8],
+        scheduler: &mut Scheduler,
+        cache: &mut dyn CacheAccess,
+    ) -> bool {
+        self.settle(scheduler, cache);
+        let Some(slot) = scheduler.begin_state(salt, parts) else { return false };
+        let written = cache.write(CachePlace::State(slot), bytes);
+        if !written {
+            scheduler.drop_state(slot);
+        }
+        scheduler.is_outside(PartKind::State, parts[parts.len() - 1].address, true);
+        written
+    }
+
+    /// Makes the copies of states that have been decided, so that every slot holds what it should.
+    fn settle(&mut self, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
+        let mut copies = std::mem::take(&mut self.copies);
+        scheduler.take_state_copies(&mut copies);
+        let mut failed: Vec<u32> = Vec::new();
+        for (from, to) in copies.drain(..) {
+            let copied = !failed.contains(&from) && cache.copy_state(from, to);
+            failed.retain(|&slot| slot != to);
+            failed.extend((!copied).then_some(to));
+        }
+        failed.into_iter().for_each(|slot| scheduler.drop_failed_copy(slot));
+        self.copies = copies;
+    }
+
+    /// Ends a wish: its sequence may be admitted.
+    fn end(&mut self, number: u64, scheduler: &mut Scheduler) {
+        let Some(at) = self.wishes.iter().position(|wished| wished.number == number) else { return };
+        let Wished { mut wish, stage, .. } = self.wishes.remove(at);
+        if let Stage::Loading(parts) = stage {
+            let before = wish.usable;
+            if scheduler.refresh(&mut wish) && wish.usable > before {
+                self.counts.hits += 1;
+                self.counts.hit_tokens += ((wish.usable - before) * wish.parts[0].tokens.len()) as u64;
+                self.loaded.push((wish.id, parts));
+            }
+        }
+        scheduler.fetched(wish.id);
+    }
+
+    /// Asks the shelf about new sequences.
+    fn ask(&mut self, now: u64, scheduler: &mut Scheduler) {
+        while let Some(wish) = scheduler.next_wish() {
+            if self.stuck {
+                self.counts.given_up += 1;
+                scheduler.fetched(wish.id);
+                continue;
+            }
+            let number = self.next_number;
+            self.next_number += 1;
+            self.shelf.look(number, wish.clone());
+            self.wishes.push(Wished { number, wish, stage: Stage::Looking, since: now });
+        }
+    }
+
+    /// Lets sequences be computed for which nothing has come for too long, and forgets those that have ended.
+    fn give_up(&mut self, now: u64, scheduler: &mut Scheduler) {
+        for at in (0..self.wishes.len()).rev() {
+            let Wished { number, wish, stage, since } = &self.wishes[at];
+            let late = now.saturating_sub((*since).max(self.answered)) > PATIENCE;
+            let gone = scheduler.queue_place(wish.id).is_none();
+            if late || gone {
+                self.stuck |= late && !matches!(stage, Stage::Found(_));
+                self.counts.given_up += u64::from(late);
+                let number = *number;
+                self.shelf.stop(number);
+                self.end(number, scheduler);
+            }
+        }
+    }
+
+    /// Begins to read for the first sequence in the queue, if nothing is being read and memory has room for it beside
+    /// what was read for others that still wait.
+    fn begin(&mut self, now: u64, scheduler: &mut Scheduler) {
+        self.loaded.retain(|(id, _)| scheduler.queue_place(*id).is_some());
+        if self.wishes.iter().any(|wished| matches!(wished.stage, Stage::Loading(_))) {
+            return;
+        }
+        let found = self.wishes.iter_mut().filter(|wished| matches!(wished.stage, Stage::Found(_)));
+        let first = found.min_by_key(|wished| scheduler.queue_place(wished.wish.id).unwrap_or(usize::MAX));
+        let Some(Wished { number, wish, stage, since }) = first else { return };
+        let Stage::Found(blocks) = *stage else { return };
+        let promised: usize = self.loaded.iter().map(|(_, blocks)| blocks).sum();
+        scheduler.refresh(wish);
+        if promised + blocks.saturating_sub(wish.held) > scheduler.pool().available() {
+            return;
+        }
+        (*stage, *since) = (Stage::Loading(0), now);
+        self.shelf.load(*number, wish.clone(), blocks);
+    }
+
+    /// Copies out queued parts: as many as the last steps have earned while sequences run.
+    fn copy_out(&mut self, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
+        let (running, mut copied) = (scheduler.running() > 0, 0);
+        if matches!(scheduler.peek_leaving(), Some((PartKind::State, _))) {
+            self.settle(scheduler, cache);
+        }
+        while let Some((kind, place)) = scheduler.peek_leaving() {
+            let size = self.bytes.of(place);
+            if running && size > self.credit || !running && copied > IDLE {
+                self.more |= !running;
+                return;
+            }
+            if kind == PartKind::State && copied > 0 {
+                self.settle(scheduler, cache);
+                if scheduler.peek_leaving() != Some((kind, place)) {
+                    continue;
+                }
+            }
+            let Some(buffer) = self.shelf.room(size) else { return };
+            let part = scheduler.take_leaving().expect("it was shown");
+            copied += size.max(1);
+            self.credit = self.credit.saturating_sub(if running { size } else { 0 });
+            if !self.fill(part.clone(), place, buffer, cache) {
+                scheduler.is_outside(part.kind, part.address, false);
+            }
+        }
+    }
+
+    fn keep(&mut self, part: Part, place: CachePlace, cache: &mut dyn CacheAccess) -> bool {
+        let room = self.shelf.room(self.bytes.of(place));
+        room.is_some_and(|buffer| self.fill(part, place, buffer, cache))
+    }
+
+    /// Copies a part out into a buffer and hands it to the shelf.
+    fn fill(
+        &mut self,
+        part: Part,
+        place: CachePlace,
+        mut buffer: Vec<u8>,
+        cache: &mut dyn CacheAccess,
+    ) -> bool {
+        let read = cache.read(place, &mut buffer);
+        match read {
+            true => self.shelf.keep(part, buffer),
+            false => self.shelf.give_back(buffer),
+        }
+        read
+    }
+}
+
+impl fmt::Debug for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tier").field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
