@@ -90,6 +90,8 @@ pub enum Command {
     Pull(PullArgs),
     List(ListArgs),
     Rm(RmArgs),
+    #[command(subcommand)]
+    Cache(CacheCommand),
     Health(HealthArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -189,6 +191,57 @@ impl Speculation {
     }
 }
 
+/// Flags for a cache that outlives the process.
+#[derive(Debug, Clone, Args)]
+pub struct CacheFlags {
+    /// Keep the cache in this folder: a prompt that begins as an earlier one, of this or an earlier process, is then read
+    /// instead of computed, with the same tokens. Processes can share a folder; it holds prompts and answers, and only
+    /// its owner may be able to write to it
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Maximum size of that folder, in bytes or like 20G; what was not used for longest goes first
+    #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = size)]
+    pub cache_size: u64,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(Memory::Bytes(bytes)) if bytes > 0 => Ok(bytes),
+        _ => Err("give bytes like 20000000000, 20G or 20GiB".into()),
+    }
+}
+
+/// List or clear the folder of a cache.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// List what is kept, by model and salt.
+    List(CacheListArgs),
+    /// Remove what is kept: everything, or what requests with one salt have left.
+    Clear(CacheClearArgs),
+}
+
+/// The folder to list.
+#[derive(Debug, Args)]
+pub struct CacheListArgs {
+    /// The folder of the cache
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: PathBuf,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The folder to clear.
+#[derive(Debug, Args)]
+pub struct CacheClearArgs {
+    /// The folder of the cache
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: PathBuf,
+    /// Remove only what requests with this `cache_salt` or `user` have left
+    #[arg(long, value_name = "TEXT")]
+    pub salt: Option<String>,
+}
+
 /// Talk to a model.
 ///
 /// Each line is a turn, and the model sees the whole conversation. Ctrl-C stops an answer, Ctrl-D ends the chat, /help
@@ -210,6 +263,9 @@ pub struct ChatArgs {
     /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
+    /// Cache flags.
+    #[command(flatten)]
+    pub cache: CacheFlags,
 }
 
 /// Write the logits of a sequence of tokens to a file.
@@ -289,6 +345,9 @@ pub struct BatchArgs {
     /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
+    /// Cache flags.
+    #[command(flatten)]
+    pub cache: CacheFlags,
 }
 
 /// Serve a model to OpenAI clients over HTTP.
@@ -320,6 +379,9 @@ pub struct ServeArgs {
     /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
+    /// Cache flags.
+    #[command(flatten)]
+    pub cache: CacheFlags,
     /// Maximum number of queued requests, half of it for those of priority `batch`; further ones get 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_queued_requests: usize,
@@ -529,6 +591,13 @@ pub struct BenchArgs {
     /// other models and GPUs; as bitnet.tiles beside the program, it is used from then on
     #[arg(long, value_name = "FILE", requires = "kernels")]
     pub tune: Option<PathBuf>,
+    /// Measure instead how long a prompt of N tokens takes to its first token when it is computed, and when it is read
+    /// after a restart from a folder for the cache
+    #[arg(long, value_name = "N", conflicts_with = "url", value_parser = clap::value_parser!(u32).range(65..).map(|n| n as usize))]
+    pub restart: Option<usize>,
+    /// Where to make that folder, which is removed again [default: where the system has temporary files]
+    #[arg(long, value_name = "DIR", requires = "restart")]
+    pub restart_in: Option<PathBuf>,
     /// Also write the JSON object to a file; it is updated after every row, so that an interrupted run keeps its
     /// results
     #[arg(long, value_name = "FILE", conflicts_with = "url")]

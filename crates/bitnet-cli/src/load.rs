@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bitnet::{
-    Error, OpenDraft, Opened,
-    inference::{Drafter, EngineConfig},
+    CacheDir, Error, OpenDraft, Opened,
+    inference::{CacheFolder, Drafter, EngineConfig},
     kernels::{
         Cpu, Isa,
         gpu::{Cuda, Driver, Gpu, GpuError},
@@ -16,7 +16,7 @@ use bitnet::{
 pub use bitnet::load::Want;
 
 use crate::{
-    args::{Common, Speculation},
+    args::{CacheFlags, Common, Speculation},
     error::CliError,
     output,
     progress::Progress,
@@ -137,6 +137,17 @@ impl<D: Driver + 'static> Machine<'_, D> {
     }
 }
 
+/// The folder in which the cache is kept, if the flags name one.
+fn folder(cache: &CacheFlags, opened: &Opened, model: &dyn Model) -> Result<Option<CacheFolder>, CliError> {
+    let Some(path) = cache.cache_dir.clone() else { return Ok(None) };
+    let mut bar = None;
+    let mut progress = |done, all| {
+        bar.get_or_insert_with(|| Progress::new("hashing", all)).at(done, all);
+    };
+    let dir = CacheDir { path, bytes: cache.cache_size };
+    Ok(Some(dir.folder(opened, model, &mut progress)?))
+}
+
 /// Loads a model and starts its engine, with room for the maximum length of every sequence in the batch if memory
 /// allows.
 pub fn start(
@@ -144,11 +155,14 @@ pub fn start(
     opened: Opened,
     speculation: &Speculation,
     config: EngineConfig,
+    cache: &CacheFlags,
 ) -> Result<bitnet::Model, CliError> {
     let draft = speculation.open(&opened.checkpoint)?;
     let config = EngineConfig { max_draft: speculation.most(), ..config };
     let want = Want::engine(config.max_batch_size, config.max_draft, opened.checkpoint.spec.context);
     let Loaded { model, drafter, plan, .. } = load_drafting(common, &opened.checkpoint, &draft, want)?;
+    let folder = folder(cache, &opened, &*model)?;
+    let config = EngineConfig { folder, ..config };
     let model = bitnet::Model::start_drafting(opened, model, drafter, config)?;
     output::note(plan);
     Ok(model)

@@ -72,6 +72,7 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
         Command::Pull(a) => commands::cache::pull(&a),
         Command::List(a) => commands::cache::list(&a),
         Command::Rm(a) => commands::cache::remove(&a),
+        Command::Cache(a) => commands::cache_folder::run(&a),
         Command::Health(a) => commands::health::run(&a),
         Command::Completions(a) => commands::shell::completions(&a),
         Command::Man(_) => commands::shell::man(),

@@ -47,7 +47,9 @@ pub use request::{
 };
 pub use sample::TokenText;
 pub use schedule::BatchSizing;
-pub use tier::{CacheFolder, Cleared, FolderError, Listed, ShelfCounts, TierCounts, clear_folder, list_folder};
+pub use tier::{
+    CacheFolder, Cleared, FolderError, Listed, ShelfCounts, TierCounts, clear_folder, list_folder,
+};
 
 pub use thought::{Marker, Part, ThoughtBudget, ThoughtEnd, ThoughtReader, ThoughtRule};
 

@@ -42,6 +42,10 @@
 
 use std::ops::Add;
 
+/// Version of what caches hold: raised with every change to a bit of a key, a value or a recurrent state, or to their
+/// layout, on any backend. What was kept before is then not used any more.
+pub const ARITHMETIC: u32 = 1;
+
 /// Keys in one attention segment.
 pub const SEGMENT: usize = 256;
 

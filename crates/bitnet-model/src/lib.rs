@@ -26,6 +26,7 @@ mod chat;
 mod convert;
 mod error;
 mod files;
+mod identity;
 mod inspect;
 mod names;
 mod net;
@@ -45,6 +46,7 @@ pub use files::{
     Checkpoint, GenerationDefaults, ModelFiles, OutputFile, PackedSource, TensorEntry, TensorKind,
     TensorSource,
 };
+pub use identity::{Hash, cache_identity, cache_salt, remembered_identity, weights_identity};
 pub use inspect::{Inspection, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
 pub use net::{
     Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, Run, Transformer,

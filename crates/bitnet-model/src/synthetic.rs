@@ -312,6 +312,10 @@ impl TensorSource for Synthetic {
         &self.entries
     }
 
+    fn is_generated(&self) -> bool {
+        true
+    }
+
     fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (entry, mut random) = self.find(name, &[TensorKind::Ternary, TensorKind::Grouped])?;
         let cols = entry.shape.last().copied().unwrap_or(1);

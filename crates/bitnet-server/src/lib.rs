@@ -20,6 +20,7 @@
 mod batch;
 mod config;
 mod dialects;
+mod folder_metrics;
 mod generate;
 mod http;
 mod identity;

@@ -18,7 +18,11 @@ use prometheus::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{overload::Overload, process};
+use crate::{
+    folder_metrics::{FOLDER_COUNTERS, FOLDER_GAUGES, Kept, Read},
+    overload::Overload,
+    process,
+};
 
 const QUEUE: &[f64] =
     &[0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0];
@@ -89,11 +93,6 @@ const PHASES: [(Measure, &str); 9] = [
     (Measure::MemoryTransfer, "transfer"),
     (Measure::DeviceCompute, "device"),
 ];
-
-/// Reads a number that an engine keeps.
-type Read = fn(&Engine) -> u64;
-/// A name, a description, and the number itself.
-type Kept = (&'static str, &'static str, Read);
 
 const GAUGES: [Kept; 8] = [
     ("bitnet_requests_running", "Sequences in the batch.", |e| e.status().running as u64),
@@ -259,12 +258,13 @@ impl Process {
 
 impl Polled {
     fn new(r: &Registry, engine: &Engine) -> Self {
-        let device = engine.status().device.is_some();
+        let status = engine.status();
+        let (device, folder) = (status.device.is_some(), status.tier.is_some());
         let float = |name, help| registered(r, Gauge::new(name, help).expect("a valid name"));
         let age = "How long the current step has been running; 0 between steps.";
         Polled {
-            gauges: gauges(r, device, engine.status().state_slots > 0),
-            counters: counters(r, device),
+            gauges: gauges(r, [device, status.state_slots > 0, folder]),
+            counters: counters(r, device, folder),
             usage: float("bitnet_kv_cache_usage_ratio", "Fraction of the cache in use, 0 to 1."),
             step_age: float("bitnet_step_age_seconds", age),
             process: Process::new(r),
@@ -406,14 +406,15 @@ fn phases(r: &Registry) -> HistogramVec {
     registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
 }
 
-fn gauges(r: &Registry, device: bool, recurrent: bool) -> Vec<(IntGauge, Read)> {
+fn gauges(r: &Registry, [device, recurrent, folder]: [bool; 3]) -> Vec<(IntGauge, Read)> {
     let of_states = STATE_GAUGES.into_iter().filter(|_| recurrent);
     let of_gpu = GPU_GAUGES.into_iter().filter(|_| device);
-    let all = GAUGES.into_iter().chain(of_states).chain(of_gpu);
+    let of_folder = FOLDER_GAUGES.into_iter().filter(|_| folder);
+    let all = GAUGES.into_iter().chain(of_states).chain(of_gpu).chain(of_folder);
     all.map(|(name, help, read)| (gauge(r, name, help), read)).collect()
 }
 
-fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Read)> {
+fn counters(r: &Registry, device: bool, folder: bool) -> Vec<(IntCounter, Read)> {
     let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by cause.");
     let faults = registered(r, IntCounterVec::new(faults, &["kind"]).expect("valid"));
     let faults = FAULTS.into_iter().map(|(kind, read)| (faults.with_label_values(&[kind]), read));
@@ -432,7 +433,8 @@ fn counters(r: &Registry, device: bool) -> Vec<(IntCounter, Read)> {
     let places = PLACES.into_iter().map(|(place, read)| (placed.with_label_values(&[place]), read));
     let labelled: Vec<(IntCounter, Read)> = drafts.chain(places).collect();
     let of_gpu = GPU_COUNTERS.into_iter().filter(|_| device);
-    let kept = KEPT_COUNTERS.into_iter().chain(of_gpu);
+    let of_folder = FOLDER_COUNTERS.into_iter().filter(|_| folder);
+    let kept = KEPT_COUNTERS.into_iter().chain(of_gpu).chain(of_folder);
     kept.map(|(name, help, read)| (counter(r, name, help), read)).chain(faults).chain(labelled).collect()
 }
 

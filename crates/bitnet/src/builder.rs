@@ -6,7 +6,7 @@ use bitnet_inference::EngineConfig;
 use bitnet_kernels::{Isa, KvType, gpu::Cuda};
 
 use crate::{
-    Draft, Error, Memory, Model,
+    CacheDir, Draft, Error, Memory, Model,
     load::{self, Device, Machine, Want},
     open::{self, Opened},
 };
@@ -19,10 +19,11 @@ pub struct Builder {
     context: Option<usize>,
     engine: EngineConfig,
     draft: Draft,
+    cache_dir: Option<CacheDir>,
     progress: Progress,
 }
 
-/// Receives a file's name or `loading`, the amount done, and the total.
+/// Receives a file's name, `loading` or `hashing`, the amount done, and the total.
 type Progress = Box<dyn FnMut(&str, u64, u64)>;
 
 impl Default for Builder {
@@ -33,6 +34,7 @@ impl Default for Builder {
             context: None,
             engine: EngineConfig::default(),
             draft: Draft::default(),
+            cache_dir: None,
             progress: Box::new(|_, _, _| {}),
         }
     }
@@ -95,14 +97,21 @@ impl Builder {
         self
     }
 
+    /// Keeps the cache of prompts and answers in a folder, so that later processes read it instead of computing it; by
+    /// default it ends with the process. No token changes.
+    pub fn cache_dir(mut self, dir: CacheDir) -> Self {
+        self.cache_dir = Some(dir);
+        self
+    }
+
     /// Changes other settings of the engine, such as queue limits, waiting times and the recorder.
     pub fn engine(mut self, change: impl FnOnce(&mut EngineConfig)) -> Self {
         change(&mut self.engine);
         self
     }
 
-    /// Sets a callback for progress. It receives the file being downloaded or `loading`, the amount done, and the
-    /// total.
+    /// Sets a callback for progress. It receives the file being downloaded, `loading` or `hashing`, the amount done, and
+    /// the total.
     pub fn progress(mut self, report: impl FnMut(&str, u64, u64) + 'static) -> Self {
         self.progress = Box::new(report);
         self
@@ -130,7 +139,11 @@ impl Builder {
         let want = Want::engine(self.batch_size, max_draft, opened.checkpoint.spec.context);
         let mut report = |done, all| (self.progress)("loading", done as u64, all as u64);
         let loaded = load::load_by(&self.machine, Cuda::open, &opened.checkpoint, &draft, want, &mut report)?;
-        let engine = EngineConfig { max_batch_size: self.batch_size, max_draft, ..self.engine };
+        let mut engine = EngineConfig { max_batch_size: self.batch_size, max_draft, ..self.engine };
+        if let Some(dir) = &self.cache_dir {
+            let mut report = |done, all| (self.progress)("hashing", done as u64, all as u64);
+            engine.folder = Some(dir.folder(&opened, &*loaded.model, &mut report)?);
+        }
         Model::start_loaded(opened, loaded, engine)
     }
 }

@@ -128,6 +128,7 @@ impl Model {
         };
         let request = inference::Request {
             priority: text.priority,
+            salt: text.salt,
             timeout: text.timeout,
             ..inference::Request::pooled(self.encode(text)?, pooling)
         };

@@ -92,6 +92,7 @@ impl fmt::Display for Error {
                 let what = text.rsplit_once(": ").map_or(&*text, |(what, _)| what);
                 (what.into(), "draft")
             }
+            Error::Start(StartError::Folder(e)) => return e.fmt(f),
             Error::Start(e) => (e.to_string(), "engine"),
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
             Error::NoEmbeddings { model } => ("the model does not embed texts".into(), model.as_str()),
@@ -129,6 +130,8 @@ impl Error {
                 let text = e.to_string();
                 return text.rsplit_once(": ").map_or("report this", |(_, cure)| cure).to_owned();
             }
+            Error::Start(StartError::Folder(e)) => e.cure,
+            Error::Start(StartError::CacheStays) => "leave out the folder for the cache",
             Error::Start(_) => "give at least 1 for every limit",
             Error::NoTokenizer { .. } => {
                 "give token ids, or put the model's tokenizer.json next to its weights"

@@ -45,6 +45,7 @@
 mod answer;
 mod builder;
 mod cores;
+pub mod cache;
 mod draft;
 mod embedding;
 mod error;
@@ -64,6 +65,7 @@ pub mod thought;
 pub use answer::{Answer, Piece, Pieces};
 pub use builder::Builder;
 pub use cores::{default_threads, physical_cores};
+pub use cache::CacheDir;
 pub use draft::{Draft, OpenDraft};
 pub use embedding::Embedding;
 pub use error::Error;

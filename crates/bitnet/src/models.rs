@@ -211,6 +211,7 @@ impl Model {
             constraint,
             thought,
             priority: request.priority,
+            salt: request.salt,
             timeout: request.timeout,
             ..inference::Request::new(tokens, request.config(&checkpoint.defaults))
         };

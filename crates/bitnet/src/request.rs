@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bitnet_inference::{Constraint, GenerationConfig, Priority};
-use bitnet_model::{Effort, GenerationDefaults, Message, TemplateInput};
+use bitnet_model::{Effort, GenerationDefaults, Message, TemplateInput, cache_salt};
 
 use crate::thought::Thinking;
 
@@ -20,6 +20,7 @@ pub struct Request {
     pub(crate) thinking: Thinking,
     pub(crate) constraint: Option<Arc<dyn Constraint>>,
     pub(crate) priority: Priority,
+    pub(crate) salt: u64,
     pub(crate) timeout: Option<Duration>,
     temperature: Option<f32>,
     top_k: Option<usize>,
@@ -72,6 +73,7 @@ impl Request {
             thinking: Thinking::default(),
             constraint: None,
             priority: Priority::default(),
+            salt: 0,
             timeout: None,
             temperature: None,
             top_k: None,
@@ -221,6 +223,13 @@ impl Request {
     /// Sets how urgent the request is compared to other requests to the model.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
+        self
+    }
+
+    /// Shares the cache only with requests that have the same salt, such as those of one tenant, in memory and in a folder
+    /// ([`CacheDir`](crate::CacheDir)).
+    pub fn cache_salt(mut self, text: &str) -> Self {
+        self.salt = cache_salt(text);
         self
     }
 

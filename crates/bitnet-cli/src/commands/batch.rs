@@ -30,7 +30,7 @@ pub fn run(common: &Common, args: &BatchArgs) -> Result<(), CliError> {
         ..EngineConfig::default()
     };
     let config = ServerConfig { request_timeout: Duration::MAX, ..ServerConfig::default() };
-    let service = serve::start(common, &args.model, &args.speculation, engine, config)?;
+    let service = serve::start(common, &args.model, &args.speculation, engine, config, &args.cache)?;
     let bar = Progress::bytes_with_message("answering");
     let begun = Instant::now();
     let options = BatchOptions { return_tokens: args.return_tokens };

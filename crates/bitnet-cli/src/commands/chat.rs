@@ -41,7 +41,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let config = config(&args.sampling, &opened.checkpoint.defaults);
     config.validate(opened.checkpoint.spec.vocab)?;
     let engine = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
-    let model = load::start(common, opened, &args.speculation, engine)?;
+    let model = load::start(common, opened, &args.speculation, engine, &args.cache)?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let no_signals = |e: ctrlc::Error| CliError::refused(e, "Ctrl-C", "use `bitnet run` instead");

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod bench;
 pub mod cache;
+pub mod cache_folder;
 pub mod chat;
 pub mod convert;
 pub mod detokenize;

@@ -20,7 +20,7 @@ use tracing_subscriber::{
 };
 
 use crate::{
-    args::{Common, ServeArgs, Speculation},
+    args::{CacheFlags, Common, ServeArgs, Speculation},
     error::CliError,
     load, model_arg, output,
 };
@@ -132,7 +132,7 @@ fn service(common: &Common, args: &ServeArgs, config: ServerConfig) -> Result<Se
         sizing,
         ..EngineConfig::default()
     };
-    start(common, &args.model, &args.speculation, engine, config)
+    start(common, &args.model, &args.speculation, engine, config, &args.cache)
 }
 
 /// Loads a model and starts its service.
@@ -142,8 +142,9 @@ pub fn start(
     speculation: &Speculation,
     engine: EngineConfig,
     config: ServerConfig,
+    cache: &CacheFlags,
 ) -> Result<Service, CliError> {
-    let model = load::start(common, model_arg::open_files(model)?, speculation, engine)?;
+    let model = load::start(common, model_arg::open_files(model)?, speculation, engine, cache)?;
     Ok(Service::new(model, config))
 }
 

@@ -3,6 +3,7 @@
 mod batch;
 mod bench;
 mod bitnet;
+mod cache;
 mod chat;
 mod convert;
 mod demo;

@@ -110,7 +110,7 @@ pub enum StartError {
     #[error(transparent)]
     Folder(#[from] FolderError),
     /// The model's cache cannot be kept in a folder.
-    #[error("the cache of this model stays in its memory: leave out the folder for it")]
+    #[error("the cache of this model stays in its memory")]
     CacheStays,
     /// The operating system could not start a thread.
     #[error("cannot start a thread: {message}: close other programs, or raise the limit on threads")]

@@ -162,16 +162,13 @@ impl Engine {
             let wake = Arc::new(move || drop(wake.send(Command::Look)));
             let bytes = cache.ok_or(StartError::CacheStays)?;
             steps.scheduler.keep_outside(folder.identity);
-            steps.tier = Some(Tier::new(Box::new(Disk::open(folder, bytes, wake)?), bytes));
+            let tier = Tier::new(Box::new(Disk::open(folder, bytes, wake)?), bytes);
+            // Those who ask before the first step already see that there is one.
+            shared.status.lock().tier = Some(tier.counts());
+            steps.tier = Some(tier);
         }
-        let worker = Worker::new(
-            steps,
-            submissions,
-            commands,
-            Arc::clone(&shared),
-            max_batch,
-            config.max_wait_time,
-        );
+        let worker =
+            Worker::new(steps, submissions, commands, Arc::clone(&shared), max_batch, config.max_wait_time);
         let (watched, engine) = bounded(0);
         let limit = config.step_limit;
         let seen = Arc::clone(&shared);

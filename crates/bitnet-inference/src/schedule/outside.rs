@@ -197,9 +197,7 @@ impl Scheduler {
     fn note_evictions(&mut self) {
         let Some(outside) = &mut self.outside else { return };
         for (block, number) in self.pool.evicted() {
-            let here = |(_, source): &(Part, Source)| {
-                matches!(source, Source::Block(b, n) if (*b, *n) == (block, number))
-            };
+            let here = |(_, source): &(Part, Source)| matches!(source, Source::Block(b, n) if (*b, *n) == (block, number));
             if let Some(at) = outside.queue.iter().position(here) {
                 let (part, _) = outside.queue.remove(at).expect("it was found");
                 outside.urgent.push((part, CachePlace::Block(block)));

@@ -8,8 +8,8 @@ use bitnet_kernels::Wanted;
 
 use super::blocks::Chain;
 use super::draft::{Rates, Source};
-use super::prediction::Prediction;
 use super::outside::Fetch;
+use super::prediction::Prediction;
 use crate::request::{Priority, Request, TokenLogprobs};
 use crate::sample::StopMatcher;
 use crate::thought::ThoughtReader;

@@ -304,7 +304,8 @@ fn make(path: &Path) -> io::Result<()> {
 fn check_private(root: &Path) -> Result<(), FolderError> {
     #[cfg(unix)]
     {
-        let mode = fs::metadata(root).map(|file| std::os::unix::fs::MetadataExt::mode(&file)).unwrap_or(0o777);
+        let mode =
+            fs::metadata(root).map(|file| std::os::unix::fs::MetadataExt::mode(&file)).unwrap_or(0o777);
         if mode & 0o022 != 0 {
             let problem = format!("other users can write to the folder, which has mode {:03o}", mode & 0o777);
             return Err(FolderError { path: root.to_owned(), problem, cure: "run chmod 700 on it" });

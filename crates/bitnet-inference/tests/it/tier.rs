@@ -34,7 +34,12 @@ fn run(engine: &Engine, request: Request) -> Completion {
 }
 
 /// Runs a greedy request and returns the number of tokens computed and of those that came from a cache.
-fn costs((engine, counts): &(Engine, Arc<Counts>), slots: usize, prompt: &[u32], salt: u64) -> (usize, usize) {
+fn costs(
+    (engine, counts): &(Engine, Arc<Counts>),
+    slots: usize,
+    prompt: &[u32],
+    salt: u64,
+) -> (usize, usize) {
     let cached = || engine.status().scheduler.prefix_hits as usize;
     let before = (counts.tokens.load(Relaxed), cached());
     let done = run(engine, Request { salt, ..Request::new(prompt, greedy(5)) });
@@ -233,7 +238,9 @@ fn a_file_goes_when_it_was_not_used_for_longest() {
         let engine = with(0, folder.clone());
         costs(&engine, 0, &prompt(300, first), 0);
     }
-    let cached = |first| costs(&with(0, CacheFolder { bytes: 1 << 30, ..folder.clone() }), 0, &prompt(300, first), 0).1;
+    let cached = |first| {
+        costs(&with(0, CacheFolder { bytes: 1 << 30, ..folder.clone() }), 0, &prompt(300, first), 0).1
+    };
     assert_eq!([cached(0), cached(2)], [256, 256]);
     assert!(cached(1) < 256, "the prompt that was not used again is gone");
 }

@@ -37,6 +37,11 @@ pub trait TensorSource: Send + Sync {
     /// If there is no such tensor, or it is not dense.
     fn dense(&self, name: &str) -> Result<BitNetTensor, ModelError>;
 
+    /// Whether the tensors are random numbers that follow from their names and shapes.
+    fn is_generated(&self) -> bool {
+        false
+    }
+
     /// The weights in the layout of the CPU kernels, if they are stored in it.
     fn packed(&self) -> Option<&dyn PackedSource> {
         None

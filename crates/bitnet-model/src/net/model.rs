@@ -271,7 +271,9 @@ pub enum ForwardError {
     #[error("the cache of this model stays in its memory: leave out the folder for it")]
     CacheStays,
     /// Bytes for the cache have another size than the place for them.
-    #[error("{actual} bytes for a part of the cache that has {expected}: take those of the same model and cache type")]
+    #[error(
+        "{actual} bytes for a part of the cache that has {expected}: take those of the same model and cache type"
+    )]
     CacheSize { actual: usize, expected: usize },
     /// The backend failed.
     #[error(transparent)]

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use axum::{extract, http::StatusCode};
-use bitnet::inference::Priority;
-use sha2::{Digest, Sha256};
+use bitnet::{cache::cache_salt, inference::Priority};
 
 use super::prompt::Encoder;
 use crate::{
@@ -76,10 +75,18 @@ pub(crate) fn priority(fields: &mut Fields<'_>) -> Result<Priority, ApiError> {
         .ok_or_else(|| ApiError::field("priority", "it must be interactive, normal or batch"))
 }
 
-/// The salt of a user's prefix cache. Users do not share cached prefixes, so that nobody can learn from response times
-/// what others have asked.
-pub(crate) fn salt(user: Option<String>) -> u64 {
-    let Some(user) = user else { return 0 };
-    let hash = Sha256::digest(user);
-    u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")).max(1)
+/// The salt of the cache that a request may use: its `cache_salt`, or else its user. Requests with different ones share no
+/// cached prefixes, so that nobody can learn from response times what others have asked.
+pub(crate) fn salt(fields: &mut Fields<'_>, user: Option<String>) -> Result<u64, ApiError> {
+    let salt: Option<String> = fields.take("cache_salt")?;
+    if salt.as_ref().is_some_and(String::is_empty) {
+        return Err(ApiError::field("cache_salt", "it is empty: give a text, or leave it out"));
+    }
+    Ok(salt.or(user).map_or(0, |text| cache_salt(&text)))
+}
+
+/// [`salt`] where the user is in the field `user`.
+pub(crate) fn user_salt(fields: &mut Fields<'_>) -> Result<u64, ApiError> {
+    let user = fields.take("user")?;
+    salt(fields, user)
 }

@@ -2,6 +2,7 @@
 
 pub mod kernels;
 mod report;
+mod restart;
 mod runs;
 mod sequences;
 mod url;
@@ -47,6 +48,9 @@ const COMPARED: usize = 16;
 pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     if let Some(url) = &args.url {
         return url::run(url, args);
+    }
+    if let Some(tokens) = args.restart {
+        return restart::run(common, args, tokens);
     }
     let report = measure(&Machine::of(common), args)?;
     record(&report);

@@ -40,11 +40,12 @@ pub(super) fn read_message(
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
     config.max_new_tokens = max_tokens;
     config.stop_strings.extend(fields.list::<String>("stop_sequences", 16)?);
-    let mut salt = 0;
+    let mut user = None;
     if let Some(mut metadata) = fields.object("metadata")? {
-        salt = read::salt(metadata.take("user_id")?);
+        user = metadata.take("user_id")?;
         metadata.finish()?;
     }
+    let salt = read::salt(fields, user)?;
     let stream = fields.take("stream")?.unwrap_or(false);
     let Read { conversation, format, shown } = conversation(fields, encoder)?;
     rest(fields)?;

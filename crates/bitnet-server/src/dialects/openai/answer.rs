@@ -16,7 +16,7 @@ use crate::{
         parsed::Parsed,
         pieces::Piece,
         prompt::Encoder,
-        read::{priority, salt},
+        read::{priority, user_salt},
         turn::{BETWEEN_THOUGHTS, Change, Item, Tokens, Turn},
     },
     http::{
@@ -121,7 +121,7 @@ fn read_common(fields: &mut Fields<'_>, encoder: &Encoder<'_>, parsed: Parsed) -
     Ok(Parsed {
         format: format::take(fields)?,
         priority: priority(fields)?,
-        salt: salt(fields.take("user")?),
+        salt: user_salt(fields)?,
         token_ids: fields.take("return_token_ids")?.unwrap_or(false) || encoder.model.tokenizer.is_none(),
         ..parsed
     })

@@ -21,7 +21,7 @@ use super::completions;
 use crate::{
     generate::{
         prompt::Encoder,
-        read::{priority, read_fields, salt},
+        read::{priority, read_fields, user_salt},
     },
     http::{
         app::App,
@@ -121,7 +121,7 @@ impl Texts {
         if !(1..=width).contains(&dimensions) {
             return Err(ApiError::field("dimensions", format!("{dimensions} is not from 1 to {width}")));
         }
-        let (priority, salt) = (priority(fields)?, salt(fields.take("user")?));
+        let (priority, salt) = (priority(fields)?, user_salt(fields)?);
         let timeout = Some(encoder.reading.remaining());
         let request = |text| inference::Request {
             priority,

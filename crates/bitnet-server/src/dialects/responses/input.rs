@@ -62,7 +62,7 @@ pub(super) fn read(fields: &mut Fields<'_>, encoder: &Encoder<'_>) -> Result<(Pa
     let mut config = sampling::config(fields, &encoder.model.defaults)?;
     config.max_new_tokens = sampling::limit(fields, "max_output_tokens")?.unwrap_or(usize::MAX);
     let stream = fields.take("stream")?.unwrap_or(false);
-    let salt = read::salt(fields.take("user")?);
+    let salt = read::user_salt(fields)?;
     let included = rest(fields)?;
     let showing = Showing { summarised, encrypted: included.iter().any(|name| name == ENCRYPTED) };
     let talk = Talk { messages, names, offer, thinking, variables, ..Talk::default() };
