@@ -263,6 +263,9 @@ pub struct ChatArgs {
     /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
+    /// Go on with the conversation of this name, or begin one, and keep it in the folder of --cache-dir
+    #[arg(long, value_name = "NAME", requires = "cache_dir")]
+    pub session: Option<String>,
     /// Cache flags.
     #[command(flatten)]
     pub cache: CacheFlags,

@@ -18,6 +18,7 @@ mod output;
 mod output_file;
 mod printer;
 mod progress;
+mod session;
 mod svg;
 mod thinking;
 mod token_ids;

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use bitnet_inference::scheduling::{Entry, PartKind, parts};
 use bitnet_model::{
     Checkpoint, Message, ModelError, ModelFiles, ModelSpec, Synthetic, Target, TensorKind, convert,
 };
 use bitnet_tensor::SharedBytes;
 
-use Source::{Fixture, Retyped, Written};
+use Source::{Fixture, Part, Retyped, Written};
 
 use crate::gguf_edit::GgufEdit;
 
@@ -43,6 +44,8 @@ enum File {
     Template,
     /// `hadamard.json`.
     Hadamard,
+    /// A part of a cache that is kept in a folder; no file of a model.
+    CachePart,
 }
 
 /// Where the undamaged file comes from.
@@ -54,6 +57,8 @@ enum Source {
     Fixture(&'static str),
     /// A GGUF file under `fixtures` in PQ2_0, whose tensors get this type: no fixture is stored in it.
     Retyped(&'static str, u32),
+    /// A part of a cache with random bytes.
+    Part,
 }
 
 /// The type of Q1_0 in GGUF files.
@@ -73,7 +78,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: &'static [Kind] = &[
         Kind::of("gguf-i2_s", 4, 16_000, File::Gguf, Written(Target::I2S)),
-        Kind::of("gguf-panels", 5, 16_000, File::Gguf, Written(Target::Panels)),
+        Kind::of("gguf-panels", 4, 16_000, File::Gguf, Written(Target::Panels)),
         Kind::of("gguf-tq1_0", 4, 16_000, File::Gguf, Written(Target::Tq1_0)),
         Kind::of("gguf", 4, 16_000, File::Gguf, Written(Target::Tq2_0)),
         Kind::of("safetensors", 5, 4000, File::Weights, Written(Target::Packed)),
@@ -103,6 +108,7 @@ impl Kind {
         Kind::of("maple_config", 1, ALL, File::Config, Fixture("maple-unpacked/mlx/config.json")),
         Kind::of("gemma_i2_s", 1, 16_000, File::Gguf, Fixture("embedding-gemma-tiny/model-I2_S.gguf")),
         Kind::of("hybrid_config", 2, ALL, File::Config, Fixture("qwen35-hadamard/mlx/config.json")),
+        Kind::of("cache_part", 1, 512, File::CachePart, Part),
     ];
 
     const fn of(name: &'static str, share: u64, head: usize, file: File, source: Source) -> Kind {
@@ -116,7 +122,7 @@ impl Kind {
 
     /// Whether the file is text.
     pub(crate) fn is_text(&self) -> bool {
-        !matches!(self.file, File::Gguf | File::Weights)
+        !matches!(self.file, File::Gguf | File::Weights | File::CachePart)
     }
 }
 
@@ -140,6 +146,12 @@ impl Seed {
         match kind.source {
             Written(target) => Seed::written(kind, target),
             Fixture(path) => Seed::of_fixture(kind, path),
+            Part => Ok(Seed {
+                kind,
+                bytes: part(),
+                files: ModelFiles::default(),
+                weights: SharedBytes::default(),
+            }),
             Retyped(path, to) => {
                 let mut seed = Seed::of_fixture(kind, path)?;
                 seed.bytes = retyped(&seed.bytes, to);
@@ -175,7 +187,7 @@ impl Seed {
             File::Tokenizer => files.tokenizer.as_ref(),
             File::TokenizerConfig => files.tokenizer_config.as_ref(),
             File::Generation => files.generation_config.as_ref(),
-            File::Template | File::Hadamard | File::Gguf => None,
+            File::Template | File::Hadamard | File::Gguf | File::CachePart => None,
             File::Weights => Some(&weights),
         };
         let bytes = damaged.map_or(template.as_bytes(), |file| file).to_vec();
@@ -205,15 +217,26 @@ impl Seed {
         bytes + self.files.config.len() + tokenizer + self.weights.len()
     }
 
-    /// Opens the model with `bytes` as the file, and uses all of it.
+    /// Opens the model with `bytes` as the file, and uses all of it; or reads a part of a cache.
     ///
     /// # Errors
     /// If opening or using it fails.
-    pub fn open(&self, bytes: Vec<u8>) -> Result<(), ModelError> {
+    pub fn open(&self, bytes: Vec<u8>) -> Result<(), anyhow::Error> {
+        if self.kind.file == File::CachePart {
+            let read = Entry::read(&bytes);
+            assert!(read.is_err() || bytes == self.bytes, "a damaged part is taken for an undamaged one");
+            return Ok(read.map(drop)?);
+        }
+        Ok(self.open_model(bytes)?)
+    }
+
+    fn open_model(&self, bytes: Vec<u8>) -> Result<(), ModelError> {
         let (bytes, mut files) = (SharedBytes::new(bytes), self.files.clone());
         let mut weights = self.weights.clone();
         match self.kind.file {
-            File::Gguf => return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?),
+            File::Gguf | File::CachePart => {
+                return use_all(Checkpoint::from_gguf("mutant.gguf", bytes)?);
+            }
             File::Weights => weights = bytes,
             File::Config => files.config = bytes,
             File::Tokenizer => files.tokenizer = Some(bytes),
@@ -224,6 +247,14 @@ impl Seed {
         }
         use_all(Checkpoint::from_files("mutant", &files, weights)?)
     }
+}
+
+/// A part of a cache.
+fn part() -> Vec<u8> {
+    let text: Vec<u32> = (0..128).collect();
+    let bytes: Vec<u8> = (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let part = parts(&[5; 32], 3, &text, PartKind::Block).nth(1).expect("two blocks");
+    [&Entry::of([5; 32], part, &bytes).header()[..], &bytes].concat()
 }
 
 /// A GGUF file whose tensors in PQ2_0 have another type.

@@ -27,12 +27,13 @@ use crate::{
     error::CliError,
     load, model_arg, output, output_file,
     printer::{AnswerReader, Printer},
+    session::{self, Session},
 };
 
 /// How often to check for Ctrl-C while waiting for an answer.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE writes the conversation as JSON, /help \
-                    shows this; Ctrl-C stops an answer, Ctrl-D ends the chat";
+const HELP: &str = "/undo removes the last turn, /reset starts over, /save FILE writes the conversation as JSON, /sessions \
+                    lists those that were kept, /help shows this; Ctrl-C stops an answer, Ctrl-D ends the chat";
 
 pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let opened = model_arg::open_files(&args.model)?;
@@ -50,6 +51,13 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let shows_thoughts = args.thinking.shows();
     let mut chat = Chat { model, config, thinking, shows_thoughts, stop, messages: Vec::new() };
     chat.reset(args.system.as_deref());
+    let session = match (&args.cache.cache_dir, &args.session) {
+        (Some(folder), Some(name)) => Some(Session::of(folder, name)?),
+        _ => None,
+    };
+    if let Some(session) = &session {
+        chat.resume(session)?;
+    }
     let no_terminal = |e: ReadlineError| CliError::refused(e, "terminal", "use `bitnet run` instead");
     let mut editor = DefaultEditor::new().map_err(no_terminal)?;
     output::note(HELP);
@@ -78,18 +86,33 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
                 Ok(())
             }
             "/save" => chat.save(rest.trim()),
+            "/sessions" => {
+                list_sessions(args);
+                Ok(())
+            }
             _ if command.starts_with('/') => {
                 output::note(format_args!("there is no {command}; {HELP}"));
                 Ok(())
             }
             _ => chat.turn(&line),
         };
+        let done =
+            done.and_then(|()| session.as_ref().map_or(Ok(()), |session| session.save(&chat.messages)));
         match done {
             // The output is closed.
             Err(e @ CliError::Stdout(_)) => return Err(e),
             Err(e) => output::error(&e),
             Ok(()) => {}
         }
+    }
+}
+
+/// Prints the names of the sessions in the folder of the cache.
+fn list_sessions(args: &ChatArgs) {
+    let names = args.cache.cache_dir.as_deref().map(session::names).unwrap_or_default();
+    match names.as_slice() {
+        [] => output::note("no session was kept; --cache-dir DIR --session NAME keeps one"),
+        names => output::note(names.join("\n")),
     }
 }
 
@@ -106,6 +129,16 @@ struct Chat {
 impl Chat {
     fn reset(&mut self, system: Option<&str>) {
         self.messages = system.map(|text| Message::new("system", text)).into_iter().collect();
+    }
+
+    /// Goes on with a session, unless it is new.
+    fn resume(&mut self, session: &Session) -> Result<(), CliError> {
+        let messages = session.messages()?;
+        if messages.iter().any(|message| message.role == "user") {
+            self.messages = messages;
+            output::note(format_args!("{} goes on after {} messages", session.name(), self.messages.len()));
+        }
+        Ok(())
     }
 
     /// Removes the last message of the user and its answer.

@@ -61,3 +61,26 @@ fn a_turn_can_be_undone_and_old_turns_make_room_for_new_ones() {
     assert!(full.err.contains("the oldest turn was dropped to make room"), "{}", full.err);
     assert!(!full.err.contains("error"), "{}", full.err);
 }
+
+#[test]
+fn a_session_goes_on_after_the_program_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    let cache = cache.to_str().unwrap();
+    let talk = |said: &str, session: &[&str]| {
+        bitnet_reading(said, &[&["chat"][..], &ARGS, &["--cache-dir", cache], session].concat())
+    };
+    let together = bitnet_reading("Who goes there?\nSpeak!\n", &[&["chat"][..], &ARGS].concat()).success();
+    let first = talk("Who goes there?\n", &["--session", "watch"]);
+    assert!(!first.err.contains("goes on"), "{}", first.err);
+    let second = talk("Speak!\n/sessions\n", &["--session", "watch"]);
+    assert!(second.err.contains("watch goes on after 2 messages"), "{}", second.err);
+    assert!(second.err.lines().any(|line| line == "watch"), "{}", second.err);
+    assert_eq!(first.success() + &second.success(), together, "as in one conversation");
+    assert_eq!(talk("Speak!\n", &["--session", "other"]).success(), talk("Speak!\n", &[]).success());
+    let refused = bitnet(&["chat", "demo", "--cache-dir", cache, "--session", "../x"]).failure(2);
+    assert!(refused.contains("--session"), "{refused}");
+    fs::write(dir.path().join("cache/sessions/broken.json"), "[{").unwrap();
+    let refused = bitnet(&["chat", "demo", "--cache-dir", cache, "--session", "broken"]).failure(1);
+    assert!(refused.contains("damaged"), "{refused}");
+}

@@ -18,6 +18,7 @@ const COMMANDS: [&str; 18] = [
     "pull",
     "list",
     "rm",
+    "cache",
     "health",
     "completions",
     "man",

@@ -200,7 +200,7 @@ impl Folder {
 
 /// When a part counts as used: the later in its text, the earlier it goes.
 fn used(now: SystemTime, part: &Part) -> SystemTime {
-    let before = Duration::from_millis(u64::from(part.index) + 1);
+    let before = Duration::from_micros(u64::from(part.index) + 1);
     now.checked_sub(before).unwrap_or(now)
 }
 

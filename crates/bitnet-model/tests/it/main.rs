@@ -1,5 +1,6 @@
 //! The crate's claims about files, as test names.
 
+mod cache;
 mod conventions;
 mod converted;
 mod draft_head;

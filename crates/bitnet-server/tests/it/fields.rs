@@ -159,6 +159,7 @@ fn chats() -> Vec<Case> {
         case(CHAT, "top_logprobs", json!({"logprobs": true, "top_logprobs": 2}), "honoured"),
         case(CHAT, "top_p", json!({"top_p": 0.5}), "honoured"),
         case(CHAT, "user", json!({"user": "u"}), "honoured"),
+        case(CHAT, "cache_salt", json!({"cache_salt": "t"}), "honoured"),
         case(CHAT, "verbosity", json!({"verbosity": "low"}), "accepted"),
         case(CHAT, "web_search_options", json!({"web_search_options": {}}), "refused"),
     ]);
@@ -190,6 +191,7 @@ fn completions() -> Vec<Case> {
         case(COMPLETIONS, "temperature", json!({"temperature": 0.5}), "honoured"),
         case(COMPLETIONS, "top_p", json!({"top_p": 0.5}), "honoured"),
         case(COMPLETIONS, "user", json!({"user": "u"}), "honoured"),
+        case(COMPLETIONS, "cache_salt", json!({"cache_salt": "t"}), "honoured"),
     ]
 }
 

@@ -3,6 +3,7 @@
 mod answers;
 mod anthropic;
 mod bounds;
+mod cache;
 mod choices;
 mod clients;
 mod constraints;

@@ -46,6 +46,18 @@ fn mutated_gemma_gguf_gives_a_model_or_one_error() {
 }
 
 #[test]
+fn no_mutated_part_of_a_cache_is_taken_for_an_undamaged_one() {
+    let _alone = alone();
+    let kind = Kind::named("cache_part").expect("there is such a kind");
+    let mut tally = Tally::default();
+    if let Err(finding) = run(&Seed::new(kind).unwrap(), number("BITNET_SEED", 0), 10_000, &mut tally) {
+        panic!("BITNET_SEED={}: {}", finding.seed, finding.problem);
+    }
+    // A mutation may put back what was there.
+    assert!(tally.refused >= 9_500, "{} of 10000 refused", tally.refused);
+}
+
+#[test]
 fn mutated_i2_s_gguf_gives_a_model_or_one_error() {
     mutated("gguf-i2_s");
 }

@@ -22,7 +22,7 @@ pub(crate) fn of_both(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 
 /// Takes fields of vLLM, llama.cpp, SGLang and OpenRouter that this server lacks, at the values that ask for nothing.
 fn of_other_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    fields.ignore(&["request_id", "rid", "timings_per_token", "usage", "provider", "cache_salt"])?;
+    fields.ignore(&["request_id", "rid", "timings_per_token", "usage", "provider"])?;
     let (off, none, zero, one) = (json!(false), json!([]), json!(0), json!(1));
     let neutral: [(&[&'static str], &[Value]); 7] = [
         (
