@@ -212,9 +212,10 @@ pub fn cache_identity(weights: &Hash, backend: &BackendInfo, gpu: bool) -> Hash 
     let mut hash = Sha256::new();
     hash.update(b"bitnet cache 1");
     hash.update(weights);
-    let device = match gpu {
-        true => format!("{} {}", backend.device, backend.isa),
-        false => format!("cpu {}", std::env::consts::ARCH),
+    let device = if gpu {
+        format!("{} {}", backend.device, backend.isa)
+    } else {
+        format!("cpu {}", std::env::consts::ARCH)
     };
     hash.update(format!("{} {ARITHMETIC} {device}", backend.kv));
     hash.finalize().into()

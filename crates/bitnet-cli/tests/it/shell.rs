@@ -2,7 +2,7 @@
 
 use crate::bitnet::bitnet;
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "run",
     "chat",
     "logits",

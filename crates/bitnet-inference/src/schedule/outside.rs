@@ -156,9 +156,10 @@ impl Scheduler {
     /// Tells that a part is outside, or is not any more.
     pub fn is_outside(&mut self, kind: PartKind, address: Address, yes: bool) {
         if let Some(outside) = &mut self.outside {
-            match yes {
-                true => drop(outside.remember(kind, address)),
-                false => drop(outside.known(kind).remove(&address)),
+            if yes {
+                outside.remember(kind, address);
+            } else {
+                outside.known(kind).remove(&address);
             }
         }
     }

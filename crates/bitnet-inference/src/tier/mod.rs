@@ -57,8 +57,9 @@ pub struct Tier {
     credit: usize,
     /// Microseconds of the last step.
     last_step: u64,
-    /// When the shelf last answered.
+    /// When the shelf last answered a question, and when it last gave a part.
     answered: u64,
+    given: u64,
     /// Whether the shelf did not answer in time and has not answered since.
     stuck: bool,
     /// Whether the last call left something to do that needs no answer.
@@ -115,6 +116,7 @@ impl Tier {
             credit: 0,
             last_step: 0,
             answered: 0,
+            given: 0,
             stuck: false,
             more: false,
             counts: TierCounts::default(),
@@ -134,8 +136,13 @@ impl Tier {
 
     /// When to call [`Tier::poll`] at the latest.
     pub fn deadline(&self) -> Option<u64> {
-        let first = self.wishes.iter().map(|wished| wished.since).min()?;
-        Some(first.max(self.answered) + PATIENCE + 1)
+        self.wishes.iter().map(|wished| self.patience_ends(wished) + 1).min()
+    }
+
+    /// The time after which a wish is given up.
+    fn patience_ends(&self, wished: &Wished) -> u64 {
+        let last = if wished.stage == Stage::Looking { self.answered } else { self.given };
+        wished.since.max(last) + PATIENCE
     }
 
     /// Does what can be done between two steps: takes parts in, asks for others, and copies out.
@@ -199,11 +206,15 @@ impl Tier {
         let mut taken = 0;
         while taken == 0 || taken < most {
             let Some(told) = self.shelf.next() else { return };
-            (self.answered, self.stuck) = (now, false);
+            if !matches!(told, Told::Holds(..)) {
+                self.answered = now;
+                self.stuck = false;
+            }
             match told {
                 Told::Looked { number, blocks } => self.looked(number, blocks, now, scheduler),
                 Told::Part { number, kind, index, bytes } => {
                     taken += bytes.len();
+                    self.given = now;
                     self.take_part(number, kind, index, &bytes, scheduler, cache);
                     self.shelf.give_back(bytes);
                 }
@@ -240,7 +251,8 @@ impl Tier {
     ) {
         let Some(at) = self.wishes.iter().position(|wished| wished.number == number) else { return };
         let Wished { wish, .. } = &self.wishes[at];
-        let (salt, id) = (wish.salt, wish.id);
+        let salt = wish.salt;
+        let id = wish.id;
         let taken = match (wish.parts.get(..=index).map(<[Part]>::to_vec), kind) {
             (Some(parts), PartKind::Block) if scheduler.queue_place(id).is_some() => {
                 self.take_block(salt, &parts, bytes, scheduler, cache)
@@ -344,13 +356,13 @@ impl Tier {
     /// Lets sequences be computed for which nothing has come for too long, and forgets those that have ended.
     fn give_up(&mut self, now: u64, scheduler: &mut Scheduler) {
         for at in (0..self.wishes.len()).rev() {
-            let Wished { number, wish, stage, since } = &self.wishes[at];
-            let late = now.saturating_sub((*since).max(self.answered)) > PATIENCE;
-            let gone = scheduler.queue_place(wish.id).is_none();
+            let wished = &self.wishes[at];
+            let number = wished.number;
+            let late = now > self.patience_ends(wished);
+            let gone = scheduler.queue_place(wished.wish.id).is_none();
             if late || gone {
-                self.stuck |= late && !matches!(stage, Stage::Found(_));
+                self.stuck |= late && !matches!(wished.stage, Stage::Found(_));
                 self.counts.given_up += u64::from(late);
-                let number = *number;
                 self.shelf.stop(number);
                 self.end(number, scheduler);
             }
@@ -379,7 +391,8 @@ impl Tier {
 
     /// Copies out queued parts: as many as the last steps have earned while sequences run.
     fn copy_out(&mut self, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
-        let (running, mut copied) = (scheduler.running() > 0, 0);
+        let running = scheduler.running() > 0;
+        let mut copied = 0;
         if matches!(scheduler.peek_leaving(), Some((PartKind::State, _))) {
             self.settle(scheduler, cache);
         }
@@ -419,9 +432,10 @@ impl Tier {
         cache: &mut dyn CacheAccess,
     ) -> bool {
         let read = cache.read(place, &mut buffer);
-        match read {
-            true => self.shelf.keep(part, buffer),
-            false => self.shelf.give_back(buffer),
+        if read {
+            self.shelf.keep(part, buffer);
+        } else {
+            self.shelf.give_back(buffer);
         }
         read
     }

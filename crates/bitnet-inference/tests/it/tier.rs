@@ -53,10 +53,10 @@ fn files(folder: &CacheFolder) -> Vec<PathBuf> {
     let mut folders = vec![folder.path.clone()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap().flatten() {
-            match entry.file_type().unwrap().is_dir() {
-                true => folders.push(entry.path()),
-                false if entry.path().extension().is_some() => found.push(entry.path()),
-                false => {}
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else if entry.path().extension().is_some() {
+                found.push(entry.path());
             }
         }
     }
