@@ -11,7 +11,7 @@ use bitnet_model::CachePlace;
 use super::address::{Address, Part, PartKind, parts};
 use super::blocks::Chain;
 use super::plan::BLOCK;
-use super::sequence::{SeqId, Sequence};
+use super::sequence::{Fetch, SeqId, Sequence};
 use super::{Scheduler, seq, seq_mut};
 
 /// Maximum number of addresses that are remembered as being outside; beyond it all are forgotten, and parts may be
@@ -41,18 +41,6 @@ enum Source {
     Block(u32, u64),
     /// In the slot with the snapshot after this chain.
     State(Chain),
-}
-
-/// Whether the tier has been asked about a sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Fetch {
-    /// Not yet.
-    #[default]
-    Unasked,
-    /// It has, and may still take parts in.
-    Asked,
-    /// Nothing more comes.
-    Done,
 }
 
 /// A text whose beginning may be outside.

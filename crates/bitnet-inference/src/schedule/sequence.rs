@@ -8,7 +8,6 @@ use bitnet_kernels::Wanted;
 
 use super::blocks::Chain;
 use super::draft::{Rates, Source};
-use super::outside::Fetch;
 use super::prediction::Prediction;
 use crate::request::{Priority, Request, TokenLogprobs};
 use crate::sample::StopMatcher;
@@ -21,6 +20,18 @@ pub struct SeqId {
     pub request: u64,
     /// Index of the choice.
     pub choice: u32,
+}
+
+/// Whether a tier below memory has been asked about a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Fetch {
+    /// Not yet.
+    #[default]
+    Unasked,
+    /// It has, and may still take parts in.
+    Asked,
+    /// Nothing more comes.
+    Done,
 }
 
 const BLOCK: usize = bitnet_model::Batch::BLOCK_TOKENS;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bitnet_model::CachePlace;
 
-use super::outside::Fetch;
+use super::sequence::Fetch;
 use super::*;
 use crate::tier::{CacheAccess, Shelf, ShelfCounts, Told};
 
