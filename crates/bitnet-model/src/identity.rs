@@ -42,7 +42,7 @@ pub fn weights_identity(
     let spec = &checkpoint.spec;
     let mut all = Sha256::new();
     all.update(b"bitnet weights 1");
-    all.update(format!("{:?}", ModelSpec { context: 0, eos: Vec::new(), embeds: false, ..spec.clone() }));
+    all.update(format!("{:?}", ModelSpec { context: 0, eos: Vec::new(), embeds: None, ..spec.clone() }));
     let (cos, sin) = rope::tables(spec, POSITIONS);
     cos.iter().chain(&sin).for_each(|value| all.update(value.to_le_bytes()));
     let counts = |entry: &&TensorEntry| {
