@@ -8,11 +8,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{EngineConfig, GenerationConfig, Request, TierCounts, Update};
+use bitnet::{
+    Draft,
+    inference::{EngineConfig, GenerationConfig, Request, TierCounts, Update},
+};
 use serde::Serialize;
 
 use crate::{
-    args::{BenchArgs, CacheFlags, Common},
+    args::{BenchArgs, CacheFlags, Common, Speculation},
     error::CliError,
     load, model_arg, output,
 };
@@ -91,7 +94,8 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
 fn start(common: &Common, model: &str, tokens: usize, cache: &CacheFlags) -> Result<Start, CliError> {
     let opened = model_arg::open_files(model)?;
     let config = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
-    let model = load::start(common, opened, config, cache)?;
+    let speculation = Speculation { draft: Draft::None, speculate: 0 };
+    let model = load::start(common, opened, &speculation, config, cache)?;
     let engine = model.engine();
     let vocab = engine.vocab() as u64;
     if tokens >= engine.context() {
