@@ -44,8 +44,8 @@
 
 mod answer;
 mod builder;
-mod cores;
 pub mod cache;
+mod cores;
 mod draft;
 mod embedding;
 mod error;
@@ -64,8 +64,8 @@ pub mod thought;
 
 pub use answer::{Answer, Piece, Pieces};
 pub use builder::Builder;
-pub use cores::{default_threads, physical_cores};
 pub use cache::CacheDir;
+pub use cores::{default_threads, physical_cores};
 pub use draft::{Draft, OpenDraft};
 pub use embedding::Embedding;
 pub use error::Error;
