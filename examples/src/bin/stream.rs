@@ -10,7 +10,7 @@ use bitnet::{Model, Request};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = Model::open("demo")?;
-    let verse = Request::new("First Citizen:").max_tokens(60).temperature(0.8).seed(1).stop("\n\n");
+    let verse = Request::new("First Citizen:").max_tokens(60).temperature(0.8).seed(2).stop("\n\n");
     // Dropping the stream would cancel the request.
     let mut pieces = model.stream(verse)?;
     for piece in pieces.by_ref() {

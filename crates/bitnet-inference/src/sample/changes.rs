@@ -10,7 +10,7 @@ pub(crate) struct Changes {
     list: Vec<Change>,
     /// How often the token of each change was generated.
     generated: Vec<u32>,
-    /// One more than the index of a token's change; all zero between calls.
+    /// One more than the index of a token's change; zero for tokens that the list does not have.
     places: Vec<u32>,
 }
 
@@ -34,7 +34,10 @@ impl Changes {
         prompt_len: usize,
         banned: &[u32],
     ) -> &[Change] {
-        self.list.clear();
+        // At the beginning, since the last call may have ended in a panic.
+        for change in self.list.drain(..) {
+            self.places[change.token as usize] = 0;
+        }
         self.generated.clear();
         let GenerationConfig { repetition_penalty, presence_penalty, frequency_penalty, .. } = *config;
         // Only repetition counts the prompt.
@@ -58,9 +61,6 @@ impl Changes {
         for &token in banned {
             let place = self.place(token);
             self.list[place].more = f32::NEG_INFINITY;
-        }
-        for change in &self.list {
-            self.places[change.token as usize] = 0;
         }
         &self.list
     }

@@ -221,7 +221,7 @@ fn thousands_of_damaged_files_give_no_wrong_token() {
             for (i, file) in all.iter().enumerate() {
                 // Most of them, so that sometimes a whole prompt is undamaged.
                 let chance = mix(round * 1000 + i as u64, slots as u64);
-                if mix(chance, 9) % 4 > 0 || round % 5 > 0 && i == 0 {
+                if !mix(chance, 9).is_multiple_of(4) || !round.is_multiple_of(5) && i == 0 {
                     damage(file, &all, chance);
                     damaged += 1;
                 }

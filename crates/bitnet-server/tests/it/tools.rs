@@ -320,7 +320,9 @@ fn a_call_that_is_cut_off_returns_what_there_is_and_why() {
         assert_eq!(choice["finish_reason"], "length", "{choice}");
         match choice["message"].get("tool_calls") {
             Some(calls) => {
-                assert!(all.starts_with(calls[0]["function"]["arguments"].as_str().unwrap()), "{choice}")
+                // The last token may end within a character.
+                let begun = calls[0]["function"]["arguments"].as_str().unwrap().trim_end_matches('\u{fffd}');
+                assert!(all.starts_with(begun), "{choice}")
             }
             None => assert_eq!(choice["message"]["content"], "", "{choice}"),
         }

@@ -292,7 +292,10 @@ impl<'m> Stepper<'m> {
     fn want_changed(&mut self, scheduler: &Scheduler, s: &Sequence, len: usize, row: usize) {
         let Some(params) = drawn_after_changes(s, len) else { return };
         self.ban(scheduler, s, len);
-        let changes = self.changes.of(&s.request.config, &s.tokens[..len], s.prompt_len(), &self.banned);
+        let (list, banned) = (&mut self.changes, &self.banned);
+        let changes = move || list.of(&s.request.config, &s.tokens[..len], s.prompt_len(), banned);
+        // A request at fault gets all logits, and fails alone when its token is drawn.
+        let Ok(changes) = catch_unwind(AssertUnwindSafe(changes)) else { return };
         if changes.len() <= MAX_CHANGES {
             self.batch.want_changed(row, params, changes);
         }

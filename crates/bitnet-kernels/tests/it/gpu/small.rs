@@ -447,15 +447,16 @@ pub fn highest(simulator: Simulator, vocab: usize, values: &[f32]) -> Bits {
 
 /// Many draws from one row.
 pub fn drawn(simulator: Simulator) -> Bits {
-    let (rows, vocab) = (24, 1100);
+    let (rows, vocab) = (64, 1100);
     let mut gpu = Gpu::new(simulator)?;
     let mut logits = gpu.rows(rows, vocab, RowsKind::Residual)?;
     gpu.write_rows(&mut logits, &wave(vocab, 0.7).repeat(rows))?;
     let params: Vec<SamplingParams> = (0..rows as u32)
         .map(|i| SamplingParams {
-            temperature: 0.9,
+            temperature: if i % 5 == 0 { 0.9 } else { 0.3 },
             top_k: if i % 2 == 0 { 0 } else { 60 },
-            top_p: if i % 3 == 0 { 1.0 } else { 0.8 },
+            // Small masses, so that a wrong sum moves the cut.
+            top_p: if i % 3 == 0 { 1.0 } else { 0.01 * (1 + i) as f32 },
             min_p: if i % 4 == 0 { 0.3 } else { 0.0 },
             seed: 77 + u64::from(i),
             choice: i,
