@@ -65,6 +65,11 @@ impl Changes {
         &self.list
     }
 
+    /// The list that [`Self::of`] made last.
+    pub fn last(&self) -> &[Change] {
+        &self.list
+    }
+
     /// The index of a token's change, which is made if there is none.
     fn place(&mut self, token: u32) -> usize {
         let known = &mut self.places[token as usize];

@@ -293,11 +293,11 @@ impl<'m> Stepper<'m> {
         let Some(params) = drawn_after_changes(s, len) else { return };
         self.ban(scheduler, s, len);
         let (list, banned) = (&mut self.changes, &self.banned);
-        let changes = move || list.of(&s.request.config, &s.tokens[..len], s.prompt_len(), banned);
+        let count = || list.of(&s.request.config, &s.tokens[..len], s.prompt_len(), banned).len();
         // A request at fault gets all logits, and fails alone when its token is drawn.
-        let Ok(changes) = catch_unwind(AssertUnwindSafe(changes)) else { return };
-        if changes.len() <= MAX_CHANGES {
-            self.batch.want_changed(row, params, changes);
+        let Ok(count) = catch_unwind(AssertUnwindSafe(count)) else { return };
+        if count <= MAX_CHANGES {
+            self.batch.want_changed(row, params, self.changes.last());
         }
     }
 
