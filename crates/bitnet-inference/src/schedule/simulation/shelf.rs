@@ -123,10 +123,10 @@ impl Shelf for SimShelf {
     fn load(&mut self, number: u64, wish: Wish, blocks: usize) {
         let mut reached = wish.held.min(blocks);
         let mut parts = Vec::new();
-        for index in reached..blocks {
-            let Some(bytes) = self.read(&wish.parts[index]) else { break };
-            parts.push((PartKind::Block, index, bytes));
-            reached = index + 1;
+        while reached < blocks {
+            let Some(bytes) = self.read(&wish.parts[reached]) else { break };
+            parts.push((PartKind::Block, reached, bytes));
+            reached += 1;
         }
         while wish.needs_state && reached > wish.usable {
             if let Some(bytes) = self.read(&state(&wish.parts[reached - 1])) {
