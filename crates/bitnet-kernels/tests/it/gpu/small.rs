@@ -447,14 +447,14 @@ pub fn highest(simulator: Simulator, vocab: usize, values: &[f32]) -> Bits {
 
 /// Many draws from one row.
 pub fn drawn(simulator: Simulator) -> Bits {
-    let (rows, vocab) = (64, 1100);
+    let (rows, vocab) = (72, 1100);
     let mut gpu = Gpu::new(simulator)?;
     let mut logits = gpu.rows(rows, vocab, RowsKind::Residual)?;
     gpu.write_rows(&mut logits, &wave(vocab, 0.7).repeat(rows))?;
     let params: Vec<SamplingParams> = (0..rows as u32)
         .map(|i| SamplingParams {
-            // The last is too high for the quotient from a reciprocal.
-            temperature: [0.9, 0.3, 0.3, 0.3, 4e9][i as usize % 5],
+            // That of the last rows is too high for the quotient from a reciprocal.
+            temperature: if i >= 64 { 4e9 } else { [0.9, 0.3, 0.3, 0.3, 0.3][i as usize % 5] },
             top_k: if i % 2 == 0 { 0 } else { 60 },
             // Small masses, so that a wrong sum moves the cut.
             top_p: if i % 3 == 0 { 1.0 } else { 0.01 * (1 + i) as f32 },
