@@ -108,7 +108,7 @@ pub enum Case {
         runs: &'static [(usize, usize)],
         odd: bool,
     },
-    /// [`Backend::mix_experts`] of ordinary and extreme rows; `used` of `count` experts of width `ffn`, of which two have
+    /// [`mix_experts`](crate::Backend::mix_experts) of ordinary and extreme rows; `used` of `count` experts of width `ffn`, of which two have
     /// the same row in the router, of type `dtype`.
     Experts {
         n: usize,
@@ -120,7 +120,7 @@ pub enum Case {
         gate: Gate,
         dtype: DType,
     },
-    /// [`Backend::norm_add`].
+    /// [`norm_add`](crate::Backend::norm_add).
     NormAdd { n: usize, width: usize },
 }
 
