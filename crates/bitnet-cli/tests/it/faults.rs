@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::{bitnet::command, signals};
 
 /// Lines of the input: work for more than a second, so that a signal that comes late still ends a run.
-const LINES: usize = 4000;
+const LINES: usize = 2000;
 
 /// How far a run is when the signal comes.
 #[derive(Debug, Clone, Copy, PartialEq)]
