@@ -157,8 +157,8 @@ impl<'m> StepLoop<'m> {
         self.stepper.wanted_logits.clear();
         self.stepper.pooled.clear();
         self.stepper.scored.clear();
+        self.tier.iter_mut().for_each(|tier| tier.restart(&mut self.scheduler));
         self.scheduler = self.scheduler.restarted();
-        self.tier.iter_mut().for_each(Tier::restart);
         self.plan = Plan::default();
         self.outcome = StepOutcome::default();
     }

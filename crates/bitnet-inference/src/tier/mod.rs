@@ -148,9 +148,7 @@ impl Tier {
     /// Does what can be done between two steps: takes parts in, asks for others, and copies out.
     pub fn poll(&mut self, now: u64, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
         self.more = false;
-        while let Some(part) = scheduler.next_suspect() {
-            self.shelf.forget(part);
-        }
+        self.forget_suspects(scheduler);
         self.take_in(now, scheduler, cache);
         self.ask(now, scheduler);
         self.give_up(now, scheduler);
@@ -176,8 +174,9 @@ impl Tier {
         self.credit = self.credit.saturating_add(more).min(most);
     }
 
-    /// Forgets which sequences wait for parts, because the scheduler is a new one.
-    pub fn restart(&mut self) {
+    /// Forgets which sequences wait for parts, because their scheduler is about to end.
+    pub fn restart(&mut self, scheduler: &mut Scheduler) {
+        self.forget_suspects(scheduler);
         let numbers: Vec<u64> = self.wishes.drain(..).map(|wished| wished.number).collect();
         numbers.into_iter().for_each(|number| self.shelf.stop(number));
         self.loaded.clear();
@@ -186,7 +185,7 @@ impl Tier {
     /// Copies out everything that is queued and waits until it is kept, at most until this time. Returns whether all is
     /// kept.
     pub fn drain(&mut self, until: Instant, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) -> bool {
-        self.restart();
+        self.restart(scheduler);
         loop {
             while self.shelf.next().is_some() {}
             self.copy_out(scheduler, cache);
@@ -197,6 +196,13 @@ impl Tier {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Removes what failed sequences have used from the shelf.
+    fn forget_suspects(&mut self, scheduler: &mut Scheduler) {
+        while let Some(part) = scheduler.next_suspect() {
+            self.shelf.forget(part);
         }
     }
 
@@ -250,18 +256,15 @@ impl Tier {
         cache: &mut dyn CacheAccess,
     ) {
         let Some(at) = self.wishes.iter().position(|wished| wished.number == number) else { return };
-        let Wished { wish, .. } = &self.wishes[at];
-        let salt = wish.salt;
-        let id = wish.id;
-        let taken = match (wish.parts.get(..=index).map(<[Part]>::to_vec), kind) {
-            (Some(parts), PartKind::Block) if scheduler.queue_place(id).is_some() => {
-                self.take_block(salt, &parts, bytes, scheduler, cache)
-            }
-            (Some(parts), PartKind::State) if scheduler.queue_place(id).is_some() => {
-                self.take_state(salt, &parts, bytes, scheduler, cache)
-            }
-            _ => false,
+        let wish = &mut self.wishes[at].wish;
+        let (salt, waits) = (wish.salt, scheduler.queue_place(wish.id).is_some());
+        let parts = std::mem::take(&mut wish.parts);
+        let taken = match (parts.get(..=index).filter(|_| waits), kind) {
+            (None, _) => false,
+            (Some(parts), PartKind::Block) => self.take_block(salt, parts, bytes, scheduler, cache),
+            (Some(parts), PartKind::State) => self.take_state(salt, parts, bytes, scheduler, cache),
         };
+        self.wishes[at].wish.parts = parts;
         match &mut self.wishes[at].stage {
             Stage::Loading(parts) if taken => *parts += 1,
             _ => {
