@@ -184,11 +184,6 @@ impl Speculation {
         let draft = if self.speculate == 0 { &Draft::None } else { &self.draft };
         draft.open(checkpoint, &mut |_, _, _| {})
     }
-
-    /// The maximum number of drafts of a sequence in a step.
-    pub fn most(&self) -> usize {
-        if self.draft == Draft::None { 0 } else { self.speculate.into() }
-    }
 }
 
 /// Flags for a cache that outlives the process.

@@ -158,7 +158,7 @@ pub fn start(
     cache: &CacheFlags,
 ) -> Result<bitnet::Model, CliError> {
     let draft = speculation.open(&opened.checkpoint)?;
-    let config = EngineConfig { max_draft: speculation.most(), ..config };
+    let config = EngineConfig { max_draft: draft.most(speculation.speculate.into()), ..config };
     let want = Want::engine(config.max_batch_size, config.max_draft, opened.checkpoint.spec.context);
     let Loaded { model, drafter, plan, .. } = load_drafting(common, &opened.checkpoint, &draft, want)?;
     let folder = folder(cache, &opened, &*model)?;

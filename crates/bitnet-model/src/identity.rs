@@ -72,27 +72,24 @@ fn hash_all(
 ) -> Result<Vec<Hash>, ModelError> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(entries.len().max(1));
     let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some(entry) = entries.get(next.fetch_add(1, Relaxed)) {
-            done.push((entry.name.as_str(), hash_tensor(checkpoint, entry)));
-        }
-        done
+    let hash_next = || {
+        let place = next.fetch_add(1, Relaxed);
+        entries.get(place).map(|entry| (place, hash_tensor(checkpoint, entry)))
     };
+    let work = || std::iter::from_fn(hash_next).collect::<Vec<_>>();
     let mut hashes = Vec::with_capacity(entries.len());
     thread::scope(|scope| {
         let others: Vec<_> =
             (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
-        while let Some(entry) = entries.get(next.fetch_add(1, Relaxed)) {
-            hashes.push((entry.name.as_str(), hash_tensor(checkpoint, entry)));
+        while let Some(hashed) = hash_next() {
+            hashes.push(hashed);
             progress(next.load(Relaxed).min(entries.len()), entries.len());
         }
         for other in others {
             hashes.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     });
-    let place = |name: &str| entries.iter().position(|entry| entry.name == name);
-    hashes.sort_by_key(|(name, _)| place(name));
+    hashes.sort_by_key(|&(place, _)| place);
     hashes.into_iter().map(|(_, hash)| hash).collect()
 }
 
@@ -189,7 +186,8 @@ pub fn cache_salt(text: &str) -> u64 {
     first.max(1)
 }
 
-fn hex(hash: &Hash) -> String {
+/// Lower-case hexadecimal digits.
+pub(crate) fn hex(hash: &Hash) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

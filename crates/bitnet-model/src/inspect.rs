@@ -9,6 +9,7 @@ use bitnet_tensor::TernaryTensor;
 use crate::{
     Conventions, ModelError,
     files::{Checkpoint, GenerationDefaults, TensorKind},
+    identity::hex,
     spec::{Activation, ModelSpec, Multipliers, RopeScaling},
 };
 
@@ -292,5 +293,5 @@ fn scales_sha256(tensor: &TernaryTensor, group: usize) -> String {
 }
 
 fn hexadecimal(sha: Sha256) -> String {
-    sha.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    hex(&sha.finalize().into())
 }

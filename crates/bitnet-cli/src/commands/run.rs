@@ -48,7 +48,8 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     // The prompt is shorter than the context, and needs room for one more token even if none is requested.
     let least = prompt.len() + 1;
     let tokens = prompt.len().saturating_add(config.max_new_tokens).clamp(least, context);
-    let (draft, drafts) = (args.speculation.open(&checkpoint)?, args.speculation.most());
+    let draft = args.speculation.open(&checkpoint)?;
+    let drafts = draft.most(args.speculation.speculate.into());
     let step = prompt.len().min(STEP).max(1 + drafts);
     let want = Want { step, least, ..Want::sequences(1, tokens).drafting(drafts) };
     let Loaded { mut model, drafter, .. } = load_drafting(common, &checkpoint, &draft, want)?;

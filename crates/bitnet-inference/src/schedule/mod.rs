@@ -50,7 +50,7 @@ pub use pace::{BatchSizing, Pacer, StepLoad, StepModel};
 pub use plan::{Plan, PlannedRun};
 pub use sequence::{SeqId, Sequence};
 
-pub(crate) use needed_logits::{drawn_after_changes, needed};
+pub(crate) use needed_logits::{bans, drawn_after_changes, needed};
 
 use crate::request::{End, FinishReason, RequestError};
 use crate::thought::ThoughtReader;

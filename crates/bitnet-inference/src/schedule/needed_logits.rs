@@ -41,6 +41,14 @@ pub(crate) fn needed(s: &Sequence, len: usize, vocab: usize, eos: &[u32]) -> Wan
     }
 }
 
+/// The tokens that must not follow the first `len` tokens of a sequence, because they would end it.
+pub(crate) fn bans<'s>(s: &'s Sequence, len: usize, eos: &'s [u32]) -> impl Iterator<Item = u32> + use<'s> {
+    let config = &s.request.config;
+    let early = len < s.may_end;
+    let eos = if config.ignore_eos { &[] } else { eos };
+    eos.iter().chain(&config.stop_tokens).copied().filter(move |_| early)
+}
+
 /// How to draw the token after the first `len` tokens of a sequence if penalties, biases or bans change its logits before,
 /// and if the row is needed for nothing else.
 pub(crate) fn drawn_after_changes(s: &Sequence, len: usize) -> Option<SamplingParams> {

@@ -174,10 +174,14 @@ fn forced(rule: &ThoughtRule, generated: &[u32]) -> Option<u32> {
     ending.get(ended).copied().filter(|_| !closed)
 }
 
-/// As [`alone_with`], with thoughts.
-fn alone_thinking(state_slots: usize, request: &Request, choice: u32) -> Vec<u32> {
-    let (config, rule) = (&request.config, request.thought.as_ref().unwrap());
-    let mut oracle = if state_slots > 0 { Oracle::recurrent() } else { Oracle::default() };
+/// The tokens of a request alone. `next` chooses each from those generated before, and may draw it.
+fn alone_by(
+    mut oracle: Oracle,
+    request: &Request,
+    choice: u32,
+    mut next: impl FnMut(&[u32], &mut dyn FnMut() -> u32) -> u32,
+) -> Vec<u32> {
+    let config = &request.config;
     let (mut row, mut sampler, mut tokens) = (vec![0.0; VOCAB], Sampler::new(VOCAB), request.prompt.clone());
     tokens.iter().for_each(|&t| oracle.push(t));
     let prompt_len = request.prompt.len() - request.generated;
@@ -192,7 +196,7 @@ fn alone_thinking(state_slots: usize, request: &Request, choice: u32) -> Vec<u32
             seed: config.seed.unwrap_or(0),
             choice,
         };
-        let token = forced(rule, &tokens[prompt_len..]).unwrap_or_else(|| sampler.draw(&row, &at).unwrap());
+        let token = next(&tokens[prompt_len..], &mut || sampler.draw(&row, &at).unwrap());
         if token == EOS && !config.ignore_eos {
             break;
         }
@@ -200,6 +204,13 @@ fn alone_thinking(state_slots: usize, request: &Request, choice: u32) -> Vec<u32
         oracle.push(token);
     }
     tokens.split_off(prompt_len + request.generated)
+}
+
+/// As [`alone_with`], with thoughts.
+fn alone_thinking(state_slots: usize, request: &Request, choice: u32) -> Vec<u32> {
+    let rule = request.thought.as_ref().unwrap();
+    let oracle = if state_slots > 0 { Oracle::recurrent() } else { Oracle::default() };
+    alone_by(oracle, request, choice, |generated, draw| forced(rule, generated).unwrap_or_else(draw))
 }
 
 /// Requests with budgets, of which many texts repeat themselves, so that drafts are accepted.
@@ -241,38 +252,19 @@ fn calling(count: usize, seed: u64) -> Vec<Request> {
 
 /// As [`alone_thinking`], for a request of [`calling`]; also returns how many calls closed a thought.
 fn alone_calling(request: &Request, choice: u32) -> (Vec<u32>, usize) {
-    let config = &request.config;
-    let (mut row, mut sampler, mut tokens) = (vec![0.0; VOCAB], Sampler::new(VOCAB), request.prompt.clone());
-    let (mut oracle, mut written, mut closed) = (Oracle::default(), Vec::new(), 0);
-    tokens.iter().for_each(|&t| oracle.push(t));
-    let prompt_len = tokens.len();
-    while tokens.len() < prompt_len + config.max_new_tokens {
-        oracle.logits(&mut row);
-        let at = Draw {
-            config,
-            tokens: &tokens,
-            prompt_len,
-            banned: &[],
-            allowed: None,
-            seed: config.seed.unwrap_or(0),
-            choice,
-        };
-        let token = written.pop().unwrap_or_else(|| {
-            let drawn = sampler.draw(&row, &at).unwrap();
-            let thinks = closed == 0 && !spelled(&tokens[prompt_len..]).contains(CLOSE);
+    let (mut written, mut closed) = (Vec::new(), 0);
+    let tokens = alone_by(Oracle::default(), request, choice, |generated, draw| {
+        written.pop().unwrap_or_else(|| {
+            let drawn = draw();
+            let thinks = closed == 0 && !spelled(generated).contains(CLOSE);
             if !thinks || !(20..30).contains(&drawn) {
                 return drawn;
             }
             (written, closed) = (vec![drawn, BEFORE_CALL[1]], 1);
             BEFORE_CALL[0]
-        });
-        if token == EOS && !config.ignore_eos {
-            break;
-        }
-        tokens.push(token);
-        oracle.push(token);
-    }
-    (tokens.split_off(prompt_len), closed)
+        })
+    });
+    (tokens, closed)
 }
 
 #[test]

@@ -85,22 +85,8 @@ impl Drafter for HeadDrafter {
             body.draft(&self.batch, hidden, &mut self.logits)?;
             first = false;
             self.clear();
-            let mut wanting = std::mem::take(&mut self.wanting);
-            let mut going_on = 0;
-            for row in 0..wanting.len() {
-                let at = wanting[row];
-                let run = asked.runs()[at];
-                let Some(token) = asked.draw(at, &self.logits, row) else { continue };
-                if run.made + 1 < run.depth {
-                    self.push(&[token], run.len - 1 + run.made, row, asked.table(at), 1);
-                    let wanted = asked.wanted(at);
-                    self.batch.want(|_| wanted);
-                    wanting[going_on] = at;
-                    going_on += 1;
-                }
-            }
-            wanting.truncate(going_on);
-            self.wanting = wanting;
+            // The pair of a token has the position of the hidden state before it.
+            asked.go_on(&mut self.wanting, &self.logits, &mut self.batch, 1, |row| self.rows.push(row));
         }
         Ok(())
     }

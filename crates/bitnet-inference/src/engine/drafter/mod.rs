@@ -8,14 +8,14 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bitnet_kernels::{Drawn, Wanted};
-use bitnet_model::{ForwardError, Logits, Model};
+use bitnet_model::{Batch, ForwardError, Logits, Model};
 
 pub use head::HeadDrafter;
 pub use model::{DraftModelError, ModelDrafter};
 
 use crate::request::TokenSet;
 use crate::sample::{Draw, Sampler};
-use crate::schedule::{Plan, PlannedRun, Scheduler, SeqId, Source, needed};
+use crate::schedule::{Plan, PlannedRun, Scheduler, SeqId, Source, bans, needed};
 
 /// Guesses the next tokens of the sequences of a step, between its plan and its forward pass.
 ///
@@ -176,6 +176,33 @@ impl<'a> Drafting<'a> {
         self.push(at, token).then_some(token)
     }
 
+    /// Draws the next draft of every run in `wanting`, from the row of a drafter's logits at its place there, and keeps
+    /// those in it that need another one. The draft of each of these is put into `batch`, as many positions before its
+    /// place in the text as `back` says, and `kept` gets the place of its row.
+    fn go_on(
+        &mut self,
+        wanting: &mut Vec<usize>,
+        logits: &Logits,
+        batch: &mut Batch,
+        back: usize,
+        mut kept: impl FnMut(usize),
+    ) {
+        let mut rows = 0..;
+        wanting.retain(|&at| {
+            let run = self.runs[at];
+            let row = rows.next().expect("there is no last number");
+            let token = self.draw(at, logits, row).filter(|_| run.made + 1 < run.depth);
+            if let Some(token) = token {
+                let position = run.len + run.made - back;
+                let table = &self.table(at)[..(position + 1).div_ceil(Batch::BLOCK_TOKENS)];
+                batch.push(&[token], position, table, 0..1);
+                batch.want(|_| self.wanted(at));
+                kept(row);
+            }
+            token.is_some()
+        });
+    }
+
     fn draw_on_host(&mut self, at: usize, row: &[f32]) -> Option<u32> {
         let Drafting { scheduler, plan, runs, text, banned, .. } = self;
         let Asked { run, len, made, .. } = runs[at];
@@ -185,10 +212,7 @@ impl<'a> Drafting<'a> {
         text.extend_from_slice(&s.tokens[..len]);
         text.extend_from_slice(&self.drafts[at * self.deepest..][..made]);
         banned.clear();
-        if text.len() - s.prompt_len() < config.min_new_tokens {
-            let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
-            banned.extend(eos.iter().chain(&config.stop_tokens));
-        }
+        banned.extend(bans(s, text.len(), scheduler.eos()));
         let constraint = s.request.constraint.as_ref().filter(|_| made == 0);
         if let Some(constraint) = constraint {
             self.allowed.clear();

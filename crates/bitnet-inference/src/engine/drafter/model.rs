@@ -145,24 +145,11 @@ impl Drafter for ModelDrafter {
         while !self.wanting.is_empty() {
             self.model.forward(&self.batch, &mut self.logits)?;
             self.batch.clear();
-            let mut wanting = std::mem::take(&mut self.wanting);
-            let mut going_on = 0;
-            for row in 0..wanting.len() {
-                let at = wanting[row];
-                let run = asked.runs()[at];
-                let end = run.len + run.made;
-                self.set_computed(run.slot, run.id, end);
-                let token = asked.draw(at, &self.logits, row);
-                let Some(token) = token.filter(|_| run.made + 1 < run.depth) else { continue };
-                let table = &asked.table(at)[..(end + 1).div_ceil(Batch::BLOCK_TOKENS)];
-                self.batch.push(&[token], end, table, 0..1);
-                let wanted = asked.wanted(at);
-                self.batch.want(|_| wanted);
-                wanting[going_on] = at;
-                going_on += 1;
+            for place in 0..self.wanting.len() {
+                let run = asked.runs()[self.wanting[place]];
+                self.set_computed(run.slot, run.id, run.len + run.made);
             }
-            wanting.truncate(going_on);
-            self.wanting = wanting;
+            asked.go_on(&mut self.wanting, &self.logits, &mut self.batch, 0, |_| {});
         }
         Ok(())
     }

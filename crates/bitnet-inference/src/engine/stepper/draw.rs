@@ -10,7 +10,7 @@ use bitnet_model::ForwardError;
 use super::{Stepper, panic_message};
 use crate::request::{Output, RequestError, SampleError};
 use crate::sample::{Draw, Sampler};
-use crate::schedule::{PlannedRun, RunOutcome, SampledToken, Scheduler, Sequence, StepOutcome, spell};
+use crate::schedule::{PlannedRun, RunOutcome, SampledToken, Scheduler, Sequence, StepOutcome, bans, spell};
 use crate::thought::ThoughtReader;
 
 /// Maximum number of tokens that a constraint is asked to force at once.
@@ -206,14 +206,10 @@ impl Stepper<'_> {
         self.with_logprobs(s, token, row)
     }
 
-    /// Lists the tokens that must not follow the first `len` tokens of a sequence, because they would end it.
+    /// Lists the [`bans`] after the first `len` tokens of a sequence.
     pub(super) fn ban(&mut self, scheduler: &Scheduler, s: &Sequence, len: usize) {
-        let config = &s.request.config;
         self.banned.clear();
-        if len - s.prompt_len() < config.min_new_tokens {
-            let eos = if config.ignore_eos { &[] } else { scheduler.eos() };
-            self.banned.extend(eos.iter().chain(&config.stop_tokens));
-        }
+        self.banned.extend(bans(s, len, scheduler.eos()));
     }
 
     /// A token with its log-probabilities in a row of logits, if the request wants them.

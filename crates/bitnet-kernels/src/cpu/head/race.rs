@@ -1,10 +1,11 @@
 //! Draws a token from bounds of a row's logits, by the rule of [`crate::draw`], and computes only the logits that can
 //! change the outcome.
 //!
-//! Steps: the logits that may be the highest, and those that are changed; with top-k, these decide. Otherwise those of tokens that may arrive before all others, given their arrival
-//! times; then, with top-p, whether the first to arrive is kept, from the weight before and after it between two bounds.
-//! If it is not kept, neither are the tokens after it in the order, and the race is run again without them. If bounds
-//! leave it open, the logits before it are computed; if it is still open, all logits are.
+//! First come the logits that may be the highest, and those that are changed; with top-k, these decide. Otherwise those of
+//! tokens follow that may arrive before all others, given their arrival times; then, with top-p, the weight before and
+//! after the first to arrive says between two bounds whether it is kept. If it is not kept, neither are the tokens after it
+//! in the order, and the race is run again without them. If bounds leave it open, the logits before it are computed; if it
+//! is still open, all logits are.
 
 use std::ops::Range;
 
