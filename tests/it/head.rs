@@ -176,7 +176,7 @@ fn tokens_drawn_after_changes_of_logits_are_those_drawn_from_all_of_them_on_any_
             for ask in asks {
                 let (mut batch, mut logits) = (Batch::new(), Logits::default());
                 batch.push(&[0], 0, &[0], 0..1);
-                batch.want_changed(0, ask, changes);
+                batch.want_changed(0, ask, changes, None);
                 model.forward(&batch, &mut logits).unwrap();
                 let expected = draw::drawn(&changed, &ask);
                 assert!(ask.top_p < 1.0 || logits.drawn(0).is_some(), "{isa:?} {ask:?}: not drawn");

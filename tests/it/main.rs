@@ -15,5 +15,6 @@ mod gpu_engine;
 mod gpu_forward;
 mod gpu_sampler;
 mod head;
+mod masked_head;
 mod official;
 mod recurrent;

@@ -9,8 +9,8 @@
 use std::time::Instant;
 
 use bitnet_kernels::{
-    BLOCK_TOKENS, Backend, Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, Isa, KvShape, Rotate, RowOrder,
-    RowsKind, Run, Step, Wanted, memory_bandwidth,
+    BLOCK_TOKENS, Backend, Cpu, DeltaShape, DeltaWeights, Edits, Grouping, Inspect, Isa, KvShape, Rotate,
+    RowOrder, RowsKind, Run, Step, Wanted, memory_bandwidth,
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
@@ -197,7 +197,9 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
         let made = (tokens * vocab * cols) as f64;
         let (wanted, mut drawn) = (vec![Wanted::Top(1); tokens], vec![None; tokens]);
         let logits = &mut logits[..tokens * vocab];
-        let row = turns(cpu, made, |cpu| cpu.logits(&x, &table, &wanted, &[], logits, &mut drawn).unwrap());
+        let row = turns(cpu, made, |cpu| {
+            cpu.logits(&x, &table, &wanted, Edits::default(), logits, &mut drawn).unwrap()
+        });
         with(row, json!({ "op": "top_logits", "tokens": tokens, "rows": vocab, "cols": cols }))
     };
     [1, 2, 4, 8, 32].map(at).into()

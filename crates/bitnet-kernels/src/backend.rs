@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
-    Change, DeltaShape, DeltaWeights, Drawn, ExpertShape, Gate, Grouping, HeadCopy, HeadCounts, HeadNorms,
+    DeltaShape, DeltaWeights, Drawn, Edits, ExpertShape, Gate, Grouping, HeadCopy, HeadCounts, HeadNorms,
     Int8Matrix, KernelError, KvShape, Norm, Norms, Panels, Rotate, RowOrder, RowsKind, SamplingParams, Step,
     Wanted,
     gpu::{Counts, Recorded, tilings::Tiling},
@@ -420,7 +420,7 @@ pub trait Backend: Send {
     ) -> Result<(), KernelError>;
 
     /// Computes `logits[t][v] = sum_k x[t][k] * table[v][k]`, or as many logits of row `t` as `wanted[t]` needs, which
-    /// may refer to `changes`. If the table is ternary, `x` is quantised first, after the transform that the table contains.
+    /// may refer to `edits`. If the table is ternary, `x` is quantised first, after the transform that the table contains.
     ///
     /// A backend that can draw a token stores it in `drawn` for each row that wants one; the logits of that row are
     /// then undefined. Other backends compute the logits that can decide the draw.
@@ -429,7 +429,7 @@ pub trait Backend: Send {
         x: &Self::Rows,
         table: &Self::Table,
         wanted: &[Wanted],
-        changes: &[Change],
+        edits: Edits<'_>,
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError>;

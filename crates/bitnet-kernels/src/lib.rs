@@ -59,7 +59,7 @@ pub use backend::{
 };
 pub use bandwidth::memory_bandwidth;
 pub use cpu::{Cpu, HeadCopy, HeadCounts, Isa, Panels, on_huge_pages};
-pub use draw::{Change, Drawn, SamplingParams, Wanted};
+pub use draw::{Change, Drawn, Edits, SamplingParams, Wanted};
 pub use error::KernelError;
 pub use heap::trim_heap;
 pub use int8::Int8Matrix;

@@ -123,7 +123,7 @@ const GPU_GAUGES: [Kept; 3] = [
     }),
 ];
 
-const KEPT_COUNTERS: [Kept; 15] = [
+const KEPT_COUNTERS: [Kept; 16] = [
     ("bitnet_preemptions_total", "Times a sequence had to give its blocks back.", |e| {
         e.status().scheduler.preemptions
     }),
@@ -160,9 +160,16 @@ const KEPT_COUNTERS: [Kept; 15] = [
         |e| head(e).undecided,
     ),
     ("bitnet_head_whole_rows_total", "Rows for which all logits were computed.", |e| head(e).whole),
-    ("bitnet_head_rescored_logits_total", "Logits computed because bounds did not rule them out.", |e| {
-        head(e).rescored
-    }),
+    (
+        "bitnet_head_allowed_rows_total",
+        "Tokens drawn from the logits of few allowed tokens, which alone were computed.",
+        |e| head(e).allowed,
+    ),
+    (
+        "bitnet_head_rescored_logits_total",
+        "Logits computed one by one: of allowed tokens, or because bounds did not rule them out.",
+        |e| head(e).rescored,
+    ),
 ];
 
 /// Only of a GPU.

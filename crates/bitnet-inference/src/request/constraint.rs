@@ -6,7 +6,7 @@ use std::fmt;
 /// Restricts which tokens may follow a text, for example to a grammar, a schema or a list of answers.
 ///
 /// The answer must be a function of the generated tokens and of nothing else, so that batches, drafts and recomputed
-/// sequences cannot change it. An implementation may remember its position in the text of a choice, if it notices
+/// sequences cannot change it. It is also asked about texts that end in drafts, which it allows, but which may not be kept. An implementation may remember its position in the text of a choice, if it notices
 /// when it is asked about a different text.
 pub trait Constraint: fmt::Debug + Send + Sync {
     /// Adds every token that may follow `generated`, the text of choice number `choice`, to `allowed`, which is
@@ -92,6 +92,13 @@ impl TokenSet {
         let (at, word) = tokens.next()?;
         let single = word.is_power_of_two() && tokens.next().is_none();
         single.then(|| 32 * at + word.trailing_zeros())
+    }
+
+    /// The set as [`Edits::masks`] has it.
+    ///
+    /// [`Edits::masks`]: bitnet_kernels::Edits::masks
+    pub(crate) fn words(&self) -> &[u32] {
+        &self.words
     }
 
     /// Sets the logits of all other tokens of a row to negative infinity.

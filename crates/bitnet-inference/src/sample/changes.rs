@@ -2,7 +2,7 @@
 
 use bitnet_kernels::Change;
 
-use crate::request::GenerationConfig;
+use crate::request::{GenerationConfig, TokenSet};
 
 /// Makes lists of changes; keeps its memory between calls, but no state.
 #[derive(Debug, Default)]
@@ -65,6 +65,17 @@ impl Changes {
         &self.list
     }
 
+    /// Drops the changes of tokens that are not `allowed`.
+    pub fn keep_only(&mut self, allowed: &TokenSet) {
+        self.list.retain(|change| {
+            let keep = allowed.contains(change.token);
+            if !keep {
+                self.places[change.token as usize] = 0;
+            }
+            keep
+        });
+    }
+
     /// The list that [`Self::of`] made last.
     pub fn last(&self) -> &[Change] {
         &self.list
@@ -111,6 +122,10 @@ mod tests {
                 ]
             );
         }
+        let mut allowed = TokenSet::new(10);
+        [2, 5].into_iter().for_each(|token| allowed.insert(token));
+        changes.keep_only(&allowed);
+        assert_eq!(changes.last().iter().map(|change| change.token).collect::<Vec<_>>(), [5]);
         // Without repetition, tokens of the prompt alone have no change.
         let config = GenerationConfig { repetition_penalty: 1.0, logit_bias: Vec::new(), ..config };
         assert_eq!(changes.of(&config, &[1, 3, 3], 2, &[]).len(), 1);

@@ -50,7 +50,7 @@ pub use pace::{BatchSizing, Pacer, StepLoad, StepModel};
 pub use plan::{Plan, PlannedRun};
 pub use sequence::{SeqId, Sequence};
 
-pub(crate) use needed_logits::{bans, drawn_after_changes, needed};
+pub(crate) use needed_logits::{bans, closing, drawn_after_changes, needed};
 
 use crate::request::{End, FinishReason, RequestError};
 use crate::thought::ThoughtReader;
@@ -253,6 +253,11 @@ impl Scheduler {
     /// The model's end tokens.
     pub fn eos(&self) -> &[u32] {
         &self.config.eos
+    }
+
+    /// Whether a token ends the text of a sequence.
+    pub(crate) fn ends(&self, s: &Sequence, token: u32) -> bool {
+        s.request.config.stop_tokens.contains(&token) || s.ends_at_eos && self.config.eos.contains(&token)
     }
 
     /// Puts a new sequence into a slot and into the queue.

@@ -12,8 +12,8 @@ use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Cpu, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Isa, KernelError, KvShape, Norm, Norms,
-    Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
+    BLOCK_TOKENS, Cpu, Edits, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Isa, KernelError, KvShape, Norm,
+    Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -693,7 +693,7 @@ fn logits<B: Inspect>(
     vocab: usize,
 ) -> Result<Vec<f32>, KernelError> {
     let mut logits = vec![0.0; wanted.len() * vocab];
-    b.logits(x, table, wanted, &[], &mut logits, &mut vec![None; wanted.len()])?;
+    b.logits(x, table, wanted, Edits::default(), &mut logits, &mut vec![None; wanted.len()])?;
     Ok(logits)
 }
 

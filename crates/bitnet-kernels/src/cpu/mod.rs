@@ -23,9 +23,9 @@ use std::{
 use bitnet_tensor::{BitNetTensor, TernaryTensor};
 
 use crate::{
-    Backend, BackendInfo, Change, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights, Gate,
-    Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder,
-    RowsKind, Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Edits, ExpertShape, ExpertWeights, Gate, Grouping,
+    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
+    Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
 };
 use delta::RecurrentScratch;
 use experts::{ExpertScratch, Experts};
@@ -700,11 +700,11 @@ impl Backend for Cpu {
         x: &Rows,
         table: &Table,
         wanted: &[Wanted],
-        changes: &[Change],
+        edits: Edits<'_>,
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
-        self.head_logits(x, table, (wanted, changes), logits, drawn)
+        self.head_logits(x, table, (wanted, edits), logits, drawn)
     }
 
     fn prepare(&mut self, size: &StepSize) -> Result<(), KernelError> {

@@ -1,4 +1,5 @@
-//! Changes of single logits before a token is drawn: penalties, biases, and tokens that are forbidden.
+//! Changes of logits before a token is drawn: penalties, biases, tokens that are forbidden, and sets of the only tokens
+//! that are not.
 
 /// A change of a token's logit. The operations are done in the order of the fields.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,6 +12,19 @@ pub struct Change {
     pub less: f32,
     /// Is added; negative infinity forbids the token.
     pub more: f32,
+}
+
+/// What is done to the rows of a step before tokens are drawn from them. [`Wanted::Changed`] says which part belongs to
+/// a row.
+///
+/// [`Wanted::Changed`]: crate::Wanted::Changed
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Edits<'a> {
+    /// Changes of single logits, row by row.
+    pub changes: &'a [Change],
+    /// Sets of tokens, `[rows][vocab.div_ceil(32)]`: token `t` is bit `t % 32` of word `t / 32`; other bits
+    /// are 0.
+    pub masks: &'a [u32],
 }
 
 impl Change {

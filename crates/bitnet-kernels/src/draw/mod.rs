@@ -16,7 +16,7 @@ mod plain;
 mod weight;
 
 pub use arrivals::{Arrivals, GROUP, exponential, philox4x32};
-pub use change::Change;
+pub use change::{Change, Edits};
 pub use plain::drawn;
 pub use weight::{ONE, below_max, exp, key, least_kept, token_of, units, weight};
 
@@ -71,7 +71,7 @@ pub enum Wanted {
     Top(usize),
     /// A token, or the logits from which it can be drawn.
     Token(SamplingParams),
-    /// A token drawn after changes of some logits: numbers `from..to` of the step's list, each of a different token. A
+    /// A token drawn after changes of some logits: numbers `from..to` of [`Edits::changes`], each of a different token. A
     /// backend that does not draw it computes all logits, without the changes.
     Changed {
         /// How to draw it.
@@ -80,6 +80,8 @@ pub enum Wanted {
         from: u32,
         /// The end of its changes.
         to: u32,
+        /// Where the set of the only tokens that may be drawn begins in [`Edits::masks`]; it includes the changed ones.
+        mask: Option<u32>,
     },
     /// No logits, but the row of which the head computes them: the hidden state after the final norm.
     Hidden,

@@ -7,7 +7,7 @@ use super::{
     Delta, Driver, Gain, Gpu, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, tilings::Tiling,
 };
 use crate::{
-    Backend, BackendInfo, Change, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Gate, Grouping, HeadCopy,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Edits, Gate, Grouping, HeadCopy,
     HeadNorms, Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
     SamplingParams, Step, StepSize, TableWeights, Wanted, Weights,
 };
@@ -88,7 +88,7 @@ impl<D: Driver> Backend for Gpu<D> {
         x: &Rows,
         table: &Table,
         wanted: &[Wanted],
-        _: &[Change],
+        _: Edits<'_>,
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {

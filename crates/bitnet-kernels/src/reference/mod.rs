@@ -7,7 +7,7 @@ use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryScales, TernaryTens
 use half::{bf16, f16};
 
 use crate::{
-    BLOCK_TOKENS, Backend, BackendInfo, Change, DeltaShape, DeltaWeights, Drawn, ExpertShape, ExpertWeights,
+    BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Edits, ExpertShape, ExpertWeights,
     Gate, Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate,
     RowOrder, RowsKind, Step, TableWeights, Wanted, Weights,
     order::{GELU, SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
@@ -681,7 +681,7 @@ impl Backend for Reference {
         x: &Rows,
         table: &Table,
         wanted: &[Wanted],
-        _: &[Change],
+        _: Edits<'_>,
         logits: &mut [f32],
         _: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {

@@ -1,6 +1,6 @@
 //! Highest logits that are nearly equal, which bounds from an int8 copy must not rule out.
 
-use bitnet_kernels::{Cpu, Inspect, Isa, RowsKind, Wanted, gpu::Gpu};
+use bitnet_kernels::{Cpu, Edits, Inspect, Isa, RowsKind, Wanted, gpu::Gpu};
 use bitnet_tensor::BitNetTensor;
 use bitnet_tests::Simulator;
 
@@ -62,14 +62,16 @@ fn compare<B: Inspect>(backend: &mut B, what: &str, values: &[f32], shortlisted:
         backend.write(&mut rows, &x).unwrap();
         let (mut all, mut top) = (vec![0.0; tokens * VOCAB], vec![0.0; tokens * VOCAB]);
         let mut drawn = vec![None; tokens];
-        backend.logits(&rows, &plain, &vec![Wanted::All; tokens], &[], &mut all, &mut drawn).unwrap();
+        backend
+            .logits(&rows, &plain, &vec![Wanted::All; tokens], Edits::default(), &mut all, &mut drawn)
+            .unwrap();
         let below = all.chunks(VOCAB).filter(|row| row.iter().all(|&x| x < 0.0)).count();
         let ordinary = tokens == 33 && outlier == 1.0 && what.starts_with("nearly one row");
         assert!(!ordinary || below > 4, "{below} rows below 0");
         for keep in [1, 2, 5] {
             let before = shortlisted(backend);
             let wanted = vec![Wanted::Top(keep); tokens];
-            backend.logits(&rows, &copied, &wanted, &[], &mut top, &mut drawn).unwrap();
+            backend.logits(&rows, &copied, &wanted, Edits::default(), &mut top, &mut drawn).unwrap();
             assert_eq!(shortlisted(backend) - before, tokens as u64, "{keep} kept of {tokens} tokens");
             for (token, (all, top)) in all.chunks(VOCAB).zip(top.chunks(VOCAB)).enumerate() {
                 let case = format!("{what}, token {token} of {tokens}, {outlier}, {keep} kept");

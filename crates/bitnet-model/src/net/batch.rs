@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 pub use bitnet_kernels::Run;
-use bitnet_kernels::{Change, Drawn, SamplingParams, Step, Wanted};
+use bitnet_kernels::{Change, Drawn, Edits, SamplingParams, Step, Wanted};
 
 /// The tokens of one step: prompt chunks and single tokens of many sequences side by side, without padding.
 ///
@@ -21,6 +21,8 @@ pub struct Batch {
     wanted: Vec<Wanted>,
     /// Changes of logits, row by row.
     changes: Vec<Change>,
+    /// Sets of allowed tokens, row by row; see [`Edits`].
+    masks: Vec<u32>,
 }
 
 impl Batch {
@@ -41,6 +43,7 @@ impl Batch {
             logit_rows: Vec::with_capacity(tokens),
             wanted: Vec::with_capacity(tokens),
             changes: Vec::new(),
+            masks: Vec::new(),
         }
     }
 
@@ -52,6 +55,7 @@ impl Batch {
         self.logit_rows.clear();
         self.wanted.clear();
         self.changes.clear();
+        self.masks.clear();
     }
 
     /// Adds `tokens` at positions `start..` of the sequence whose block table is `blocks`. `logits` selects the tokens
@@ -100,14 +104,26 @@ impl Batch {
     }
 
     /// Asks for a token of a row of the last run, counted as by [`Batch::want`], drawn after `changes` of its logits, each
-    /// of a different token.
-    pub fn want_changed(&mut self, row: usize, params: SamplingParams, changes: &[Change]) {
+    /// of a different token. With a `mask`, a set as in [`Edits::masks`] that includes the changed tokens, no other token is
+    /// drawn.
+    pub fn want_changed(
+        &mut self,
+        row: usize,
+        params: SamplingParams,
+        changes: &[Change],
+        mask: Option<&[u32]>,
+    ) {
         let Some(run) = self.runs.last() else { return };
         let before = self.logit_rows.iter().rposition(|&row| row < run.tokens.start);
         let from = self.changes.len() as u32;
         self.changes.extend_from_slice(changes);
         let to = self.changes.len() as u32;
-        self.wanted[before.map_or(0, |row| row + 1) + row] = Wanted::Changed { params, from, to };
+        let mask = mask.map(|mask| {
+            let at = self.masks.len() as u32;
+            self.masks.extend_from_slice(mask);
+            at
+        });
+        self.wanted[before.map_or(0, |row| row + 1) + row] = Wanted::Changed { params, from, to, mask };
     }
 
     /// All tokens, run by run.
@@ -140,9 +156,17 @@ impl Batch {
         &self.wanted
     }
 
-    /// The changes to which [`Batch::wanted`] refers.
-    pub fn changes(&self) -> &[Change] {
-        &self.changes
+    /// The edits of logits to which [`Batch::wanted`] refers.
+    pub fn edits(&self) -> Edits<'_> {
+        Edits { changes: &self.changes, masks: &self.masks }
+    }
+
+    /// The set of the only tokens of `vocab` that may be drawn from a row of logits, if it was given one.
+    pub fn mask(&self, row: usize, vocab: usize) -> Option<&[u32]> {
+        match self.wanted[row] {
+            Wanted::Changed { mask: Some(at), .. } => Some(&self.masks[at as usize..][..vocab.div_ceil(32)]),
+            _ => None,
+        }
     }
 
     /// Where the tokens belong.

@@ -279,7 +279,7 @@ impl<B: Backend> Model for Transformer<B> {
         let (rows, wanted) = (batch.logit_rows().len(), batch.wanted());
         let (values, drawn) = logits.resize_with_drawn(rows, spec.vocab);
         if wanted.iter().any(|&wanted| wanted != Wanted::Hidden) {
-            backend.logits(&buffers.head_rows, head, wanted, batch.changes(), values, drawn)?;
+            backend.logits(&buffers.head_rows, head, wanted, batch.edits(), values, drawn)?;
         }
         if wanted.contains(&Wanted::Hidden) {
             logits.set_hidden(backend.read(&buffers.head_rows, rows)?);
@@ -321,7 +321,7 @@ impl<B: Backend> Model for Transformer<B> {
         if !rows.is_empty() {
             let head = self.head.as_ref().unwrap_or(&self.embedding);
             backend.norm_rows(rows, &buffers.residual, &draft.norm, &mut draft.drafted)?;
-            backend.logits(&draft.drafted, head, batch.wanted(), batch.changes(), values, drawn)?;
+            backend.logits(&draft.drafted, head, batch.wanted(), batch.edits(), values, drawn)?;
         }
         Ok(backend.finish()?)
     }

@@ -1,6 +1,10 @@
 //! A schema or grammar as a constraint on tokens, followed token by token.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
 
 use bitnet_inference::{Constraint, ConstraintError, TokenSet};
 use llguidance::Matcher;
@@ -77,7 +81,12 @@ enum Part {
 struct Bound {
     matcher: Matcher,
     number: Number,
+    /// What `number` was before each of the last tokens.
+    numbers: VecDeque<Number>,
 }
+
+/// Number of tokens that can be taken back: more than a step drafts.
+const MAX_BACK: usize = 32;
 
 impl Text {
     fn new(schema: &Schema) -> Self {
@@ -88,13 +97,19 @@ impl Text {
         Text { read: Vec::new(), part }
     }
 
-    /// Reads to the end of `tokens`; starts over if they do not begin with the tokens read before.
+    /// Reads to the end of `tokens`, after taking back what they do not begin with.
     fn follow(&mut self, tokens: &[u32], schema: &Schema) -> Result<(), ConstraintError> {
-        if !tokens.starts_with(&self.read) {
+        let common = self.read.iter().zip(tokens).take_while(|(read, token)| read == token).count();
+        if !self.part.take_back(self.read.len() - common) {
             *self = Text::new(schema);
         }
+        self.read.truncate(common);
         for &token in &tokens[self.read.len()..] {
-            self.part.read(token, schema)?;
+            if let Err(error) = self.part.read(token, schema) {
+                // What failed to read one text says nothing about another.
+                *self = Text::new(schema);
+                return Err(error);
+            }
             self.read.push(token);
         }
         Ok(())
@@ -107,6 +122,15 @@ impl Part {
         match schema.within {
             Some(_) => Part::Free(Vec::new()),
             None => Part::Bound(Box::new(Bound::new(schema))),
+        }
+    }
+
+    /// Takes the last `tokens` tokens back; false if that is not possible.
+    fn take_back(&mut self, tokens: usize) -> bool {
+        match self {
+            _ if tokens == 0 => true,
+            Part::Bound(bound) => bound.take_back(tokens),
+            _ => false,
         }
     }
 
@@ -212,7 +236,8 @@ impl Part {
 
 impl Bound {
     fn new(schema: &Schema) -> Self {
-        Bound { matcher: schema.start.deep_clone(), number: Number::new(schema.embedded) }
+        let (matcher, number) = (schema.start.deep_clone(), Number::new(schema.embedded));
+        Bound { matcher, number, numbers: VecDeque::new() }
     }
 
     /// The state after these bytes, if the schema allows them.
@@ -230,8 +255,20 @@ impl Bound {
 
     fn read(&mut self, token: u32, digits: &Digits) -> Result<(), ConstraintError> {
         self.matcher.consume_token(token).map_err(problem)?;
+        if self.numbers.len() == MAX_BACK {
+            self.numbers.pop_front();
+        }
+        self.numbers.push_back(self.number);
         self.number.read(digits.text(token));
         Ok(())
+    }
+
+    /// Takes the last `tokens` tokens of this part back; false if it has not read so many, or cannot.
+    fn take_back(&mut self, tokens: usize) -> bool {
+        let Some(kept) = self.numbers.len().checked_sub(tokens) else { return false };
+        self.number = self.numbers[kept];
+        self.numbers.truncate(kept);
+        self.matcher.rollback(tokens).is_ok()
     }
 
     /// The only token that may follow, if the grammar leaves no choice about the text.

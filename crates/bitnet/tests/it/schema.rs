@@ -1,6 +1,6 @@
 //! What JSON schemas allow, keyword by keyword.
 
-use bitnet::{Error, Model, schema::Schema};
+use bitnet::{Constraint, Error, Model, TokenSet, schema::Schema};
 use serde_json::{Value, json};
 
 fn model() -> Model {
@@ -19,6 +19,55 @@ fn check(model: &Model, schema: Value, follow: &[Value], others: &[Value]) {
             assert_eq!(compiled.is_followed_by(&value.to_string()), holds, "{schema}: {value}");
         }
     }
+}
+
+/// Asks a constraint about texts that end in drafts, which are then taken back.
+#[test]
+fn a_constraint_that_was_asked_about_drafts_answers_as_one_that_was_not() {
+    let model = model();
+    let (vocab, eos) = (model.checkpoint().spec.vocab, &model.checkpoint().defaults.eos);
+    let schema = json!({"type": "object", "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "list": {"type": "array", "items": {"type": "number"}, "maxItems": 3},
+        "sure": {"type": "boolean"}
+    }, "required": ["name", "list", "sure"], "additionalProperties": false});
+    let compiled = compiled(&model, &schema);
+    let allowed = |constraint: &dyn Constraint, text: &[u32]| {
+        let mut allowed = TokenSet::new(vocab);
+        constraint.allow(0, text, &mut allowed).unwrap();
+        allowed
+    };
+    let pick = |set: &TokenSet, n: usize| {
+        let tokens: Vec<u32> = (0..vocab as u32).filter(|&token| set.contains(token)).collect();
+        tokens[n % tokens.len()]
+    };
+    let (asked, plain) = (compiled.constraint(), compiled.constraint());
+    let (mut text, mut taken_back) = (Vec::new(), 0);
+    for step in 0..60 {
+        let set = allowed(&*plain, &text);
+        assert_eq!(allowed(&*asked, &text), set, "after {text:?}");
+        let next = pick(&set, 17 * step);
+        if eos.contains(&next) {
+            break;
+        }
+        // Drafts that the constraint allows, one after the other.
+        let mut drafted = text.clone();
+        for draft in 0..step % 6 {
+            let next = pick(&allowed(&*asked, &drafted), 31 * step + 7 * draft + 1);
+            if eos.contains(&next) {
+                break;
+            }
+            drafted.push(next);
+        }
+        text.push(next);
+        taken_back += usize::from(!text.starts_with(&drafted) && !drafted.starts_with(&text));
+        // A text that nothing allows spoils no other.
+        if step % 9 == 0 {
+            let wrong = [&text[..], &[u32::MAX]].concat();
+            assert!(asked.allow(0, &wrong, &mut TokenSet::new(vocab)).is_err());
+        }
+    }
+    assert!(taken_back > 5, "{taken_back}");
 }
 
 fn refusal(model: &Model, schema: Value) -> String {

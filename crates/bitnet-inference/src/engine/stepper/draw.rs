@@ -137,9 +137,7 @@ impl Stepper<'_> {
     /// The tokens that the constraint of a sequence forces after those drawn, up to an end token or the maximum length.
     fn forced_after(&mut self, scheduler: &Scheduler, s: &Sequence, drawn: &[SampledToken]) -> Vec<u32> {
         let mut forced = Vec::new();
-        let ends = |token: &u32| {
-            s.request.config.stop_tokens.contains(token) || s.ends_at_eos && scheduler.eos().contains(token)
-        };
+        let ends = |token: &u32| scheduler.ends(s, *token);
         let Some(constraint) = &s.request.constraint else { return forced };
         if drawn.iter().any(|drawn| ends(&drawn.token)) {
             return forced;
@@ -191,7 +189,10 @@ impl Stepper<'_> {
         let constraint = s.request.constraint.as_ref();
         if let Some(constraint) = constraint {
             self.allowed.clear();
-            constraint.allow(s.id.choice, &tokens[s.prompt_len()..], &mut self.allowed)?;
+            match self.batch.mask(row, self.model.spec().vocab) {
+                Some(mask) => self.allowed.insert_words(mask),
+                None => constraint.allow(s.id.choice, &tokens[s.prompt_len()..], &mut self.allowed)?,
+            }
         }
         let at = Draw {
             config,

@@ -6,6 +6,7 @@ mod calibrate;
 mod counts;
 mod draw;
 mod propose;
+mod want;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,16 +20,11 @@ pub use counts::{Draws, StepFaults, StepTimes};
 use super::drafter::Drafter;
 use crate::request::{RequestError, TokenLogprobs, TokenSet};
 use crate::sample::{Changes, Sampler};
-use crate::schedule::{
-    Plan, PlannedRun, RunOutcome, Scheduler, SeqId, Sequence, StepOutcome, drawn_after_changes, needed,
-};
+use crate::schedule::{Plan, PlannedRun, RunOutcome, Scheduler, SeqId, StepOutcome, needed};
 
 /// Maximum number of times that a sequence is computed again because a failed pass has left its state undefined. After
 /// the first failure the sequence is computed alone, so it is at fault if that fails too.
 const MAX_LOSSES: u32 = 2;
-
-/// Maximum number of changed logits with which a token is drawn from bounds.
-const MAX_CHANGES: usize = 2048;
 
 /// Executes plans: owns the model, the sampler, and the memory that all steps reuse.
 pub struct Stepper<'m> {
@@ -267,8 +263,9 @@ impl<'m> Stepper<'m> {
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
             s.state.into_iter().for_each(|state| self.batch.set_state(state));
             self.batch.want(|row| needed(s, end + 1 + row - run.rows, vocab, scheduler.eos()));
+            let mut reached = true;
             for row in 0..run.rows {
-                self.want_changed(scheduler, s, end + 1 + row - run.rows, row);
+                reached = self.want_changed(scheduler, s, end + 1 + row - run.rows, row, reached);
             }
         }
         let packed = Instant::now();
@@ -285,20 +282,6 @@ impl<'m> Stepper<'m> {
         };
         self.faults.failed_forwards += 1;
         Err(result)
-    }
-
-    /// Asks for the token after the first `len` tokens of a sequence, a row of the last run, with the changes of its
-    /// logits, unless they are too many.
-    fn want_changed(&mut self, scheduler: &Scheduler, s: &Sequence, len: usize, row: usize) {
-        let Some(params) = drawn_after_changes(s, len) else { return };
-        self.ban(scheduler, s, len);
-        let (list, banned) = (&mut self.changes, &self.banned);
-        let count = || list.of(&s.request.config, &s.tokens[..len], s.prompt_len(), banned).len();
-        // A request at fault gets all logits, and fails alone when its token is drawn.
-        let Ok(count) = catch_unwind(AssertUnwindSafe(count)) else { return };
-        if count <= MAX_CHANGES {
-            self.batch.want_changed(row, params, self.changes.last());
-        }
     }
 
     fn failed(&mut self, error: RequestError) -> RunOutcome {

@@ -1,15 +1,9 @@
 //! What a step needs to find the highest logits and to draw tokens by bounds.
 
-use std::{
-    ops::Range,
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
-use super::{copy::HeadCopy, race::Race};
-use crate::{
-    SamplingParams,
-    cpu::{generic::shortlist::Limits, panels::PANEL_ROWS},
-};
+use super::{ask::Ask, copy::HeadCopy, race::Race};
+use crate::cpu::{generic::shortlist::Limits, panels::PANEL_ROWS};
 
 /// The buffers that a step needs in addition to the copy; [`ShortlistBuffers::reserve`] grows them before the first step, so
 /// that no step allocates.
@@ -83,9 +77,9 @@ impl ShortlistBuffers {
         }
     }
 
-    /// Begins a draw from the last of the tokens with bounds, which is row `token`.
-    pub(super) fn begin_race(&mut self, token: usize, params: SamplingParams, changes: Range<usize>) {
-        open(&mut self.races[self.begun]).begin(token, self.tokens.len() - 1, params, changes);
+    /// Begins a draw from row `token`, which is number `place` of the tokens with bounds, if it has any.
+    pub(super) fn begin_race(&mut self, token: usize, place: Option<usize>, ask: Ask) {
+        open(&mut self.races[self.begun]).begin(token, place, ask);
         self.begun += 1;
     }
 

@@ -41,9 +41,21 @@ pub struct HeadCopy {
     pub(crate) norms: Buffer<f32>,
     /// Upper bound on the length of the difference between each row and its copy; infinite for rows of the padding.
     pub(crate) errors: Buffer<f32>,
+    /// Whether all rows have magnitudes that bounds hold for; the others have infinite errors.
+    pub(crate) is_ordinary: bool,
 }
 
 impl HeadCopy {
+    /// A copy of a table of this shape, from its codes and its scales, norms and errors.
+    pub(crate) fn of(
+        [rows, cols]: [usize; 2],
+        codes: SharedBytes,
+        [scales, norms, errors]: [Buffer<f32>; 3],
+    ) -> Self {
+        let is_ordinary = errors[..rows].iter().all(|error| error.is_finite());
+        HeadCopy { rows, cols, codes, scales, norms, errors, is_ordinary }
+    }
+
     /// Bytes of the copy of a table of this shape.
     pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
         rows.next_multiple_of(PANEL_ROWS) * (cols.next_multiple_of(4) + 3 * size_of::<f32>())
@@ -66,7 +78,7 @@ impl HeadCopy {
         let panels = rows.div_ceil(PANEL_ROWS);
         let codes = stored.codes(panels * cols.div_ceil(4));
         let mut floats = || stored.floats(panels, "bounds of the output head");
-        let copy = HeadCopy { rows, cols, codes, scales: floats()?, norms: floats()?, errors: floats()? };
+        let copy = HeadCopy::of([rows, cols], codes, [floats()?, floats()?, floats()?]);
         let is_length = |value: &f32| value.is_finite() && *value >= 0.0;
         let is_error = |row: usize, value: f32| value >= 0.0 && (row < rows || value == f32::INFINITY);
         let lengths = copy.scales.iter().chain(&*copy.norms).find(|value| !is_length(value));

@@ -1,19 +1,17 @@
-//! Draws tokens on the CPU from rows whose logits have bounds: runs the races of a step and computes what they need.
+//! Draws tokens on the CPU without computing all logits of their rows: runs the races of a step and computes what they need.
 
-use std::{
-    ops::Range,
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
 use bitnet_tensor::BitNetTensor;
 
 use super::{
+    bounded::Bounded,
     buffers::{ShortlistBuffers, open},
     copy::HeadCopy,
-    race::{Bounded, Next, Race},
+    race::{Next, Race},
 };
 use crate::{
-    Change, Drawn, KernelError, SamplingParams, Wanted,
+    Drawn, Edits, KernelError,
     cpu::{
         Cpu, Rows, WEIGHT_UNIT,
         generic::{
@@ -26,11 +24,11 @@ use crate::{
 };
 
 impl Cpu {
-    /// Draws tokens from rows with bounds. Rows that bounds leave undecided are added to those that need all logits.
+    /// Draws tokens from rows with bounds, and from those with few allowed tokens. Rows that bounds leave undecided are added to those that need all logits.
     pub(super) fn race(
         &mut self,
         s: &mut ShortlistBuffers,
-        (copy, changes): (&HeadCopy, &[Change]),
+        (copy, edits): (&HeadCopy, Edits<'_>),
         x: &Rows,
         table: &BitNetTensor,
         logits: &mut [f32],
@@ -43,8 +41,8 @@ impl Cpu {
         // SAFETY: `isa` proves the instruction set.
         let mass = |rows: &mass::Rows<'_>| unsafe { mass(rows) };
         while races.iter_mut().any(|race| open(race).is_open()) {
-            let (limits, high, planes) = (&s.limits, &s.high, s.used_planes);
-            let best = Shared::new(&mut s.best);
+            let (limits, planes) = (&s.limits, s.used_planes);
+            let (best, high) = (Shared::new(&mut s.best), Shared::new(&mut s.high));
             let shared = &*races;
             self.parallel(shared.len(), 0, &|part, parts, _| {
                 for race in &shared[share(shared.len(), parts, part)] {
@@ -52,20 +50,23 @@ impl Cpu {
                     if !race.is_open() {
                         continue;
                     }
-                    let here = race.place * panels..(race.place + 1) * panels;
-                    let weights = limits[race.place].weights(planes, copy.cols);
-                    // SAFETY: every race has a row and panels of its own and belongs to one part.
-                    let (upper, best) =
-                        unsafe { (out.slice(race.token * vocab, vocab), best.slice(here.start, panels)) };
-                    let changes = &changes[race.changes.clone()];
+                    let weights = race.place.map(|place| limits[place].weights(planes, copy.cols));
+                    let (at, panels) = race.place.map_or((0, 0), |place| (place * panels, panels));
+                    // SAFETY: every race has a row and, if it has bounds, panels of its own and belongs to one part.
+                    let (upper, best, high) = unsafe {
+                        (out.slice(race.token * vocab, vocab), best.slice(at, panels), high.slice(at, panels))
+                    };
+                    let (changes, mask) =
+                        (&edits.changes[race.ask.changes.clone()], race.ask.mask(edits, vocab));
                     race.advance(&mut Bounded {
                         upper,
                         best,
                         changes,
-                        high: &high[here],
+                        mask,
+                        high,
                         errors: &copy.errors,
                         norms: &copy.norms,
-                        weights,
+                        weights: weights.unwrap_or_default(),
                         mass: &mass,
                     });
                 }
@@ -77,7 +78,7 @@ impl Cpu {
             match race.next {
                 Next::Nothing(token) => {
                     drawn[race.token] = Some(Drawn::Token(token));
-                    self.head.drawn += 1;
+                    *(if race.place.is_some() { &mut self.head.drawn } else { &mut self.head.allowed }) += 1;
                 }
                 _ => {
                     s.whole.push(race.token);
@@ -130,14 +131,5 @@ impl Cpu {
             })?;
         }
         Ok(())
-    }
-}
-
-/// How to draw a token from bounds, and after which changes, unless the highest logit decides.
-pub(super) fn draw_by_bounds(wanted: &Wanted) -> Option<(SamplingParams, Range<usize>)> {
-    match *wanted {
-        Wanted::Token(params) if !params.is_greedy() => Some((params, 0..0)),
-        Wanted::Changed { params, from, to } => Some((params, from as usize..to as usize)),
-        _ => None,
     }
 }

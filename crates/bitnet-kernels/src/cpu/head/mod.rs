@@ -1,5 +1,7 @@
 //! Logits on the CPU: all logits of a row, or only those that bounds cannot rule out.
 
+mod ask;
+mod bounded;
 mod buffers;
 pub(super) mod copy;
 mod counts;
@@ -11,7 +13,7 @@ use std::{mem, sync::atomic::AtomicU64};
 use bitnet_tensor::{BitNetTensor, SharedBytes};
 
 use crate::{
-    Backend, Change, Drawn, KernelError, Wanted,
+    Backend, Drawn, Edits, KernelError, Wanted,
     cpu::{
         Cpu, Panels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
         generic::{
@@ -28,22 +30,22 @@ use crate::{
     draw::GROUP,
 };
 
+use ask::Ask;
 pub(super) use buffers::ShortlistBuffers;
 use buffers::plane_stride;
 pub use copy::HeadCopy;
 pub use counts::HeadCounts;
-use draws::draw_by_bounds;
 
 const _: () = assert!(PANEL_ROWS == GROUP, "a panel's bounds are those of a group of arrival times");
 
 impl Cpu {
     /// Computes what `wanted` asks for of the first rows, one entry for each row, using bounds where possible. The entries
-    /// may refer to changes of logits.
+    /// may refer to edits of logits.
     pub(super) fn head_logits(
         &mut self,
         x: &Rows,
         table: &Table,
-        (wanted, changes): (&[Wanted], &[Change]),
+        (wanted, edits): (&[Wanted], Edits<'_>),
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
@@ -55,7 +57,7 @@ impl Cpu {
             Table::Dense { weights, copy } => (weights, copy.as_ref()),
         };
         let mut s = mem::take(&mut self.shortlist);
-        let done = self.dense_logits(&mut s, x, (weights, copy), (wanted, changes), logits, drawn);
+        let done = self.dense_logits(&mut s, x, (weights, copy), (wanted, edits), logits, drawn);
         self.shortlist = s;
         done
     }
@@ -66,7 +68,7 @@ impl Cpu {
         s: &mut ShortlistBuffers,
         x: &Rows,
         (table, copy): (&BitNetTensor, Option<&HeadCopy>),
-        (wanted, changes): (&[Wanted], &[Change]),
+        (wanted, edits): (&[Wanted], Edits<'_>),
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
@@ -81,10 +83,11 @@ impl Cpu {
         self.reserve(x.stride)?;
         let stride = plane_stride(copy.cols);
         for (token, wanted) in wanted.iter().enumerate() {
-            let draw = draw_by_bounds(wanted);
-            let keep = draw.as_ref().map_or(wanted.highest(), |(params, _)| params.keep()).max(1);
+            let ask = Ask::of(wanted);
+            let few = copy.is_ordinary && ask.as_ref().is_some_and(|ask| ask.allows_few(edits, copy.rows));
+            let keep = ask.as_ref().map_or(wanted.highest(), |ask| ask.params.keep()).max(1);
             // With few panels for the number of logits to keep, bounds rule out too little.
-            let limits = (keep <= copy.panels() / 8).then(|| {
+            let limits = (few || keep <= copy.panels() / 8).then(|| {
                 let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
                 let x = &x.values[token * x.stride..][..x.stride];
                 // SAFETY: `isa` proves the instruction set; rows, planes and scratch have the row's stride.
@@ -94,16 +97,22 @@ impl Cpu {
                 s.whole.push(token);
                 continue;
             };
+            // A row of ordinary values has only finite logits, so those of tokens that are not allowed need no look.
+            if let Some(ask) = ask.clone().filter(|_| few) {
+                s.begin_race(token, None, ask);
+                continue;
+            }
             s.limits.push(limits);
             s.tokens.push(token);
-            match draw {
-                Some((params, changes)) => s.begin_race(token, params, changes),
-                None => s.keep.push((s.tokens.len() - 1, keep)),
+            let place = s.tokens.len() - 1;
+            match ask {
+                Some(ask) => s.begin_race(token, Some(place), ask),
+                None => s.keep.push((place, keep)),
             }
         }
         self.bound(s, copy, logits)?;
         self.shortlisted_logits(s, copy.panels(), x, table, logits)?;
-        self.race(s, (copy, changes), x, table, logits, drawn)?;
+        self.race(s, (copy, edits), x, table, logits, drawn)?;
         self.whole_logits(&s.whole, x, table, logits)
     }
 
@@ -158,7 +167,7 @@ impl Cpu {
                 unsafe { kernel(&a, panel, scratch) }
             }
         })?;
-        Ok(Some(HeadCopy { rows, cols, codes: SharedBytes::new(codes), scales, norms, errors }))
+        Ok(Some(HeadCopy::of([rows, cols], SharedBytes::new(codes), [scales, norms, errors])))
     }
 
     /// Gives a table its int8 copy, which is made unless one is `stored`.

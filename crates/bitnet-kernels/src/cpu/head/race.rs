@@ -1,17 +1,19 @@
-//! Draws a token from bounds of a row's logits, by the rule of [`crate::draw`], and computes only the logits that can
-//! change the outcome.
+//! Draws a token from a row by the rule of [`crate::draw`], and computes only the logits that can change the outcome.
 //!
+//! If few tokens are allowed, their logits are computed and decide; a single one needs none. Otherwise the logits have bounds.
 //! First come the logits that may be the highest, and those that are changed; with top-k, these decide. Otherwise those of
 //! tokens follow that may arrive before all others, given their arrival times; then, with top-p, the weight before and
 //! after the first to arrive says between two bounds whether it is kept. If it is not kept, neither are the tokens after it
 //! in the order, and the race is run again without them. If bounds leave it open, the logits before it are computed; if it
 //! is still open, all logits are.
 
-use std::ops::Range;
-
+use super::{
+    ask::{Ask, most},
+    bounded::{Bounded, tokens_of},
+};
 use crate::{
-    Change, SamplingParams,
-    cpu::generic::mass::{Mass, Rows},
+    SamplingParams,
+    cpu::generic::mass::Rows,
     draw::{Arrivals, GROUP, ONE, key, least_kept, units, weight},
 };
 
@@ -35,26 +37,10 @@ pub(super) enum Next {
     Nothing(u32),
 }
 
-/// What bounds say about the logits of a row.
-pub(super) struct Bounded<'a> {
-    /// Upper bounds, `[vocab]`; those of [`Race::ids`] have been replaced by logits.
-    pub(super) upper: &'a mut [f32],
-    /// Highest lower bounds, `[panels]`.
-    pub(super) best: &'a mut [f32],
-    /// The changes of this row's logits.
-    pub(super) changes: &'a [Change],
-    /// Highest upper bounds, `[panels]`.
-    pub(super) high: &'a [f32],
-    /// See [`Rows`], which the next three belong to.
-    pub(super) errors: &'a [f32],
-    pub(super) norms: &'a [f32],
-    pub(super) weights: (f32, f32),
-    /// Sums weights.
-    pub(super) mass: &'a dyn Fn(&Rows<'_>) -> Mass,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Step {
+    /// Choose the logits of all allowed tokens.
+    Allowed,
     /// Choose the logits that may be the highest.
     Highest,
     /// Decide among the highest logits.
@@ -70,16 +56,14 @@ enum Step {
 pub(super) struct Race {
     /// The row.
     pub(super) token: usize,
-    /// Its index among the rows with bounds.
-    pub(super) place: usize,
+    /// Its index among the rows with bounds, if it has any.
+    pub(super) place: Option<usize>,
+    pub(super) ask: Ask,
     /// Rows of the table whose logits are needed next.
     pub(super) ids: Vec<u32>,
     pub(super) next: Next,
-    /// Which changes of the step's list are of this row.
-    pub(super) changes: Range<usize>,
     /// Number of `ids`, from the first, that have changes.
     changed: usize,
-    params: SamplingParams,
     arrivals: Arrivals,
     step: Step,
     /// What has been computed.
@@ -104,12 +88,11 @@ impl Race {
         let room = most(vocab) + 1;
         Race {
             token: 0,
-            place: 0,
+            place: None,
+            ask: Ask::plain(SamplingParams::GREEDY),
             ids: Vec::with_capacity(room),
             next: Next::All,
-            changes: 0..0,
             changed: 0,
-            params: SamplingParams::GREEDY,
             arrivals: Arrivals::new(0, 0, 0),
             step: Step::Highest,
             logits: Vec::with_capacity(2 * room),
@@ -129,25 +112,18 @@ impl Race {
         size_of::<Self>() + (most(vocab) + 1) * chosen + vocab.div_ceil(4 * GROUP) * 4 * size_of::<f32>()
     }
 
-    /// Begins a draw.
-    pub(super) fn begin(
-        &mut self,
-        token: usize,
-        place: usize,
-        params: SamplingParams,
-        changes: Range<usize>,
-    ) {
+    /// Begins a draw from row `token`, whose index among the rows with bounds is `place`, or which has few allowed tokens.
+    pub(super) fn begin(&mut self, token: usize, place: Option<usize>, ask: Ask) {
         self.ids.clear();
         self.logits.clear();
         self.scores.clear();
-        let SamplingParams { seed, choice, position, .. } = params;
+        let SamplingParams { seed, choice, position, .. } = ask.params;
         self.token = token;
+        self.step = if place.is_some() { Step::Highest } else { Step::Allowed };
         self.place = place;
-        self.params = params;
-        self.changes = changes;
+        self.ask = ask;
         self.changed = 0;
         self.arrivals = Arrivals::new(seed, choice, position);
-        self.step = Step::Highest;
         self.next = Next::Some;
         self.max = f32::NEG_INFINITY;
         self.cut = 0;
@@ -169,8 +145,18 @@ impl Race {
     fn go_on(&mut self, b: &mut Bounded<'_>) -> Next {
         loop {
             let chosen = match self.step {
+                Step::Allowed => {
+                    self.step = Step::List;
+                    self.choose_allowed(b);
+                    if let [only] = self.ids[..]
+                        && b.changes.iter().all(|change| change.more > f32::NEG_INFINITY)
+                    {
+                        return Next::Nothing(only);
+                    }
+                    !self.ids.is_empty()
+                }
                 Step::Highest => {
-                    let few = self.params.is_greedy() || self.params.top_k > 0;
+                    let few = self.ask.params.is_greedy() || self.ask.params.top_k > 0;
                     self.step = if few { Step::List } else { Step::Contenders };
                     self.choose_highest(b)
                 }
@@ -209,12 +195,26 @@ impl Race {
             self.max = self.max.max(logit);
             self.logits.push((id, logit));
         }
-        self.step == Step::Highest || self.max.is_finite()
+        matches!(self.step, Step::Allowed | Step::Highest) || self.max.is_finite()
+    }
+
+    /// Chooses all allowed tokens, those whose logits are changed first.
+    fn choose_allowed(&mut self, b: &mut Bounded<'_>) {
+        self.changed = b.changes.len();
+        self.ids.extend(b.changes.iter().map(|change| change.token));
+        let allowed = tokens_of(b.mask.unwrap_or_default());
+        // The logits have not been computed, so their places can say which tokens are chosen.
+        allowed.clone().for_each(|token| b.upper[token as usize] = 0.0);
+        b.changes.iter().for_each(|change| b.upper[change.token as usize] = 1.0);
+        self.ids.extend(allowed.filter(|&token| b.upper[token as usize] == 0.0));
     }
 
     /// Chooses all tokens whose logits are changed, and of the others those whose logits may be among the highest; false
     /// if they are too many.
     fn choose_highest(&mut self, b: &mut Bounded<'_>) -> bool {
+        if let Some(mask) = b.mask {
+            b.forbid_others(mask);
+        }
         let room = most(b.upper.len());
         if b.changes.len() > room / 2 {
             return false;
@@ -225,9 +225,9 @@ impl Race {
             self.ids.push(change.token);
         }
         for change in b.changes {
-            b.bound_panel(change.token as usize / GROUP, self);
+            b.bound_panel(change.token as usize / GROUP);
         }
-        let least = match self.params.keep() {
+        let least = match self.ask.params.keep() {
             1 => b.best.iter().copied().fold(f32::NEG_INFINITY, f32::max),
             keep => *b.best.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1,
         };
@@ -248,15 +248,17 @@ impl Race {
         true
     }
 
-    /// Draws from the highest logits.
+    /// Draws from the logits that are known: the highest, or those of all allowed tokens.
     fn decide(&mut self) -> Next {
         let place = |&(id, logit): &(u32, f32)| std::cmp::Reverse(key(logit, id as usize));
         self.logits.sort_unstable_by_key(place);
-        let SamplingParams { top_k, top_p, temperature, .. } = self.params;
-        if self.params.is_greedy() {
+        let SamplingParams { top_k, top_p, temperature, .. } = self.ask.params;
+        if self.ask.params.is_greedy() {
             return Next::Nothing(self.logits[0].0);
         }
-        self.logits.truncate(top_k as usize);
+        if top_k > 0 {
+            self.logits.truncate(top_k as usize);
+        }
         if top_p < 1.0 {
             let max = self.max;
             let weights = self.logits.iter().map(|&(_, logit)| units(weight(logit, max, temperature)));
@@ -309,7 +311,7 @@ impl Race {
         (kept_for_sure, floor): (f32, f32),
         bar: &mut f64,
     ) -> bool {
-        let rows = b.rows(0.0, self, false);
+        let rows = b.rows(self.max, self.ask.params.temperature);
         let first = self.arrivals.firsts(group / 4)[group % 4];
         let member = self.arrivals.member(group);
         let ids = group * GROUP..b.upper.len().min((group + 1) * GROUP);
@@ -349,12 +351,12 @@ impl Race {
 
     /// `(logit - max) / temperature`
     fn scaled(&self, logit: f32) -> f64 {
-        (f64::from(logit) - f64::from(self.max)) / f64::from(self.params.temperature)
+        (f64::from(logit) - f64::from(self.max)) / f64::from(self.ask.params.temperature)
     }
 
     /// The logit above which a token is certainly kept, as far as is known, and the one below which it is certainly not.
     fn kept(&self) -> (f32, f32) {
-        let SamplingParams { temperature, min_p, .. } = self.params;
+        let SamplingParams { temperature, min_p, .. } = self.ask.params;
         let temperature = f64::from(temperature);
         let max = f64::from(self.max);
         let slack = 1e-4 * temperature + 1e-5 * max.abs();
@@ -367,10 +369,10 @@ impl Race {
 
     /// Of the tokens whose logits are known and that are not cut, the first to arrive by the rule, with its logit and score.
     fn first_to_arrive(&self) -> Option<(u32, f32, f64)> {
-        let least = least_kept(self.params.min_p).max(1);
+        let least = least_kept(self.ask.params.min_p).max(1);
         let mut first: Option<(u32, f32, f32)> = None;
         for &(id, logit) in &self.logits {
-            let weight = weight(logit, self.max, self.params.temperature);
+            let weight = weight(logit, self.max, self.ask.params.temperature);
             if units(weight) < least || key(logit, id as usize) <= self.cut {
                 continue;
             }
@@ -387,24 +389,28 @@ impl Race {
     /// Decides whether the first to arrive is drawn; `None` if it is cut and there is another race.
     fn judge(&mut self, b: &Bounded<'_>) -> Option<Next> {
         let Some((id, logit, _)) = self.first_to_arrive() else { return Some(Next::All) };
-        if self.params.top_p >= 1.0 {
+        if self.ask.params.top_p >= 1.0 {
             return Some(Next::Nothing(id));
         }
         let at = key(logit, id as usize);
         let mut before = 0;
         let mut after = 0;
         for &(id, logit) in &self.logits {
-            let units = units(weight(logit, self.max, self.params.temperature));
+            let units = units(weight(logit, self.max, self.ask.params.temperature));
             *(if key(logit, id as usize) > at { &mut before } else { &mut after }) += units;
         }
         if before == 0 && logit == self.max {
             return Some(Next::Nothing(id));
         }
-        let others = (b.mass)(&b.rows(logit, self, self.extended));
+        let others = (b.mass)(&Rows {
+            at: logit,
+            exact: self.extended,
+            ..b.rows(self.max, self.ask.params.temperature)
+        });
         let [before, after] = [(before, others.before), (after, others.after)]
             .map(|(sum, others)| others.map(|x| x + sum as f64));
         // A token is kept if the weight before it is below that part of the whole. The sampler rounds once.
-        let top_p = f64::from(self.params.top_p);
+        let top_p = f64::from(self.ask.params.top_p);
         let cuts = |before: f64, after: f64| before * (1.0 - top_p) - top_p * after;
         let slack = 1e-9 * (before[1] + after[1]);
         if cuts(before[1], after[0]) < -slack {
@@ -423,33 +429,4 @@ impl Race {
         self.extended = true;
         Some(Next::From(logit))
     }
-}
-
-impl Bounded<'_> {
-    /// Sets the highest lower bound of a panel again, after some of its tokens have been taken out.
-    fn bound_panel(&mut self, panel: usize, race: &Race) {
-        let ids = panel * GROUP..self.upper.len().min((panel + 1) * GROUP);
-        let rows = self.rows(0.0, race, false);
-        let best = ids.map(|id| rows.lower(id)).fold(f32::NEG_INFINITY, f32::max);
-        self.best[panel] = best;
-    }
-
-    fn rows(&self, at: f32, race: &Race, exact: bool) -> Rows<'_> {
-        Rows {
-            upper: self.upper,
-            errors: self.errors,
-            norms: self.norms,
-            by_error: self.weights.0,
-            by_norm: self.weights.1,
-            max: race.max,
-            temperature: race.params.temperature,
-            at,
-            exact,
-        }
-    }
-}
-
-/// The most logits that are computed one by one; more cost nearly as much as all.
-fn most(vocab: usize) -> usize {
-    vocab / 32
 }

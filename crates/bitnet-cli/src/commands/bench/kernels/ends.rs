@@ -1,6 +1,6 @@
 //! What comes before the first layer and after the last.
 
-use bitnet::kernels::{Cpu, Inspect, RowsKind, SamplingParams, Wanted, gpu};
+use bitnet::kernels::{Cpu, Edits, Inspect, RowsKind, SamplingParams, Wanted, gpu};
 use bitnet::model::{Checkpoint, ModelSpec};
 use bitnet::tensor::TernaryTensor;
 use half::bf16;
@@ -146,7 +146,7 @@ impl<B: Inspect> Kernels<'_, B> {
             operations: 2 * n * vocab * hidden,
             peak: if ternary { self.bounds.integers } else { self.bounds.floats },
         };
-        self.time(work, 1, |b, _| b.logits(&x, table, &wanted, &[], &mut logits, &mut drawn))
+        self.time(work, 1, |b, _| b.logits(&x, table, &wanted, Edits::default(), &mut logits, &mut drawn))
     }
 
     /// Measures draws from logits, if the backend draws from all logits of a row. The CPU does so only where its bounds

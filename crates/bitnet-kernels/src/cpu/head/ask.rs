@@ -1,0 +1,51 @@
+//! What a row asks for: a token, how it is drawn, and which tokens may be.
+
+use std::ops::Range;
+
+use crate::{Edits, SamplingParams, Wanted};
+
+/// A token that is asked for.
+#[derive(Debug, Clone)]
+pub(super) struct Ask {
+    /// How to draw it.
+    pub(super) params: SamplingParams,
+    /// Which of [`Edits::changes`] are made before.
+    pub(super) changes: Range<usize>,
+    /// Where the set of the only tokens that may be drawn begins in [`Edits::masks`].
+    mask: Option<usize>,
+}
+
+impl Ask {
+    /// A token drawn from the logits as they are.
+    pub(super) fn plain(params: SamplingParams) -> Ask {
+        Ask { params, changes: 0..0, mask: None }
+    }
+
+    /// The token that `wanted` asks for, unless the highest logit decides.
+    pub(super) fn of(wanted: &Wanted) -> Option<Ask> {
+        match *wanted {
+            Wanted::Token(params) if !params.is_greedy() => Some(Ask::plain(params)),
+            Wanted::Changed { params, from, to, mask } => {
+                let mask = mask.map(|at| at as usize);
+                Some(Ask { params, changes: from as usize..to as usize, mask })
+            }
+            _ => None,
+        }
+    }
+
+    /// The set of the only tokens of `vocab` that may be drawn, unless all may be.
+    pub(super) fn mask<'e>(&self, edits: Edits<'e>, vocab: usize) -> Option<&'e [u32]> {
+        self.mask.map(|at| &edits.masks[at..][..vocab.div_ceil(32)])
+    }
+
+    /// Whether so few tokens may be drawn that their logits are computed one by one.
+    pub(super) fn allows_few(&self, edits: Edits<'_>, vocab: usize) -> bool {
+        let count = |mask: &[u32]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        self.mask(edits, vocab).is_some_and(|mask| count(mask) <= most(vocab))
+    }
+}
+
+/// The most logits that are computed one by one; more cost nearly as much as all.
+pub(super) fn most(vocab: usize) -> usize {
+    vocab / 32
+}
