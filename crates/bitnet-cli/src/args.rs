@@ -48,9 +48,10 @@ pub struct Common {
         hide_env_values = true
     )]
     pub device: Device,
-    /// Number of threads, 1 to 1024 [default: one on each physical core that this process may use]
-    #[arg(long, global = true, value_name = "N", env = "BITNET_THREADS", hide_env_values = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    /// Number of threads, 1 to 1024; `bench` also compares several, like 1,2,4 [default: one on each physical core that
+    /// this process may use]
+    #[arg(long, global = true, value_name = "N", env = "BITNET_THREADS", hide_env_values = true, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<Vec<u16>>,
     /// CPU instruction set: auto (the best) or, for tests, another one; `bitnet doctor` lists them
     #[arg(long, global = true, default_value = "auto", value_name = "ISA")]
     pub isa: String,

@@ -47,9 +47,17 @@ pub struct Machine<'a, D> {
 }
 
 fn machine(common: &Common) -> Result<load::Machine, CliError> {
+    let threads = match common.threads.as_deref() {
+        None => None,
+        Some(&[threads]) => Some(threads.into()),
+        Some(_) => {
+            let cure = "give one number; only bench without --url or --restart compares several";
+            return Err(CliError::usage("several numbers of threads", "--threads", cure));
+        }
+    };
     Ok(load::Machine {
         device: common.device,
-        threads: common.threads.map(usize::from),
+        threads,
         isa: Isa::named(&common.isa)?,
         kv: common.kv,
         memory: common.memory,

@@ -1,9 +1,12 @@
 //! `bitnet bench`: checks that a batch is right, then measures prefill, decode and what else was requested.
 
+mod cpu_time;
+mod json;
 pub mod kernels;
 mod report;
 mod restart;
 mod runs;
+mod scaling;
 mod sequences;
 mod url;
 
@@ -27,7 +30,7 @@ use bitnet::{
 };
 use kernels::{Bounds, Sizes, TUNED};
 pub use report::Report;
-use report::{Decode, Gpu, Peaks, Prefill, Speed};
+use report::{Gpu, Peaks, Prefill, Speed};
 use runs::repeated;
 use sequences::{RAGGED, Sequences};
 
@@ -52,7 +55,15 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     if let Some(tokens) = args.restart {
         return restart::run(common, args, tokens);
     }
-    let report = measure(&Machine::of(common), args)?;
+    let (threads, last) = scaling::threads(common);
+    let scaling = if threads.is_empty() {
+        Vec::new()
+    } else {
+        let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
+        let want = want(args, &checkpoint)?;
+        scaling::measure(&Machine::of(common), args, (&checkpoint, want), threads)?
+    };
+    let report = Report { scaling, ..measure(&Machine::of(&last), args)? };
     record(&report);
     if args.json { output::json(&report) } else { report::print(&report) }
 }
@@ -81,11 +92,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     for &depth in &args.depth {
         for &batch in &args.batch {
             let begun = sequences.begin(&(0..batch).collect::<Vec<_>>(), depth)?;
-            let times =
-                repeated(args.runs.into(), || sequences.decode(&begun, args.decode).map(|(time, _)| time))?;
-            let speed = Speed::of(batch * args.decode, times);
-            let gb_s = weights.step as f64 * speed.tok_s / batch as f64 / 1e9;
-            report.decode.push(Decode { batch, depth, speed, gb_s });
+            report.decode.push(sequences.decode_speed(&begun, depth, (args.decode, args.runs), &weights)?);
             save(&report)?;
             bar.step();
         }
@@ -102,7 +109,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     report.speculation =
         drafts.map_or(Ok(Vec::new()), |drafts| sequences.speculation(drafts, args.decode))?;
     if args.sampling {
-        report.sampling = sequences.sampling(args.decode)?;
+        report.sampling = sequences.sampling(args.decode, &checkpoint)?;
     }
     // Before the bandwidth is measured, whose buffer would count too.
     report.peak_memory_bytes = bitnet::peak_memory_bytes();
@@ -150,6 +157,7 @@ fn unmeasured(
         prefill: Vec::new(),
         decode_tokens: args.decode,
         decode: Vec::new(),
+        scaling: Vec::new(),
         speculation: Vec::new(),
         sampling: Vec::new(),
         kernels: Vec::new(),

@@ -1,6 +1,6 @@
 //! The measurements, as JSON and as a table.
 
-use bitnet::kernels::{DeviceStatus, gpu::Ceilings};
+use bitnet::kernels::{DeviceStatus, HeadCounts, gpu::Ceilings};
 use serde::Serialize;
 
 use super::kernels::Kernel;
@@ -35,6 +35,8 @@ pub struct Report {
     pub prefill: Vec<Prefill>,
     pub decode_tokens: usize,
     pub decode: Vec<Decode>,
+    /// Decoding with several numbers of threads, if requested; everything else was measured with the last of them.
+    pub scaling: Vec<OnThreads>,
     /// Decoding with draft tokens, if requested.
     pub speculation: Vec<Speculation>,
     /// Decoding with tokens drawn otherwise than greedily, if requested.
@@ -151,21 +153,34 @@ pub struct Sampling {
     pub greedy: Speed,
     /// The speed over that.
     pub of_greedy: f64,
-    /// Work of the output head in all runs of both; null if unknown.
+    /// Work of the output head in all runs, prompts included; null if unknown.
     pub head: Option<HeadRows>,
 }
 
-/// Rows of logits.
+/// Work of the output head.
 #[derive(Serialize)]
 pub struct HeadRows {
-    /// Rows from which bounds drew a token.
+    /// Rows of logits from which bounds drew a token.
     pub drawn: u64,
+    /// Rows whose token was drawn from few allowed tokens.
+    pub allowed: u64,
     /// Rows that bounds left undecided.
     pub undecided: u64,
     /// Rows for which all logits were computed, undecided ones included.
     pub whole: u64,
-    /// Logits computed because bounds did not rule them out.
+    /// Logits computed one by one.
     pub rescored: u64,
+    /// Rows of the head that a token needed on average, as a part of all; a row of the int8 copy counts as half.
+    pub of_head: f64,
+}
+
+impl HeadRows {
+    /// The work for `tokens` tokens of a vocabulary of `vocab`.
+    pub fn of(head: &HeadCounts, tokens: usize, vocab: usize) -> Self {
+        let &HeadCounts { drawn, allowed, undecided, whole, rescored, .. } = head;
+        let rows = vocab as f64 * (whole as f64 + (drawn + undecided) as f64 / 2.0) + rescored as f64;
+        HeadRows { drawn, allowed, undecided, whole, rescored, of_head: rows / (tokens * vocab) as f64 }
+    }
 }
 
 #[derive(Serialize)]
@@ -177,10 +192,28 @@ pub struct Decode {
     pub speed: Speed,
     /// Weights read, in 10^9 bytes per second.
     pub gb_s: f64,
+    /// Milliseconds of processor time for a token, of all threads together; null if the system does not tell.
+    pub cpu_ms: Option<f64>,
+}
+
+/// One sequence decoded with a number of threads.
+#[derive(Serialize)]
+pub struct OnThreads {
+    pub threads: usize,
+    #[serde(flatten)]
+    pub decode: Decode,
+    /// What as many threads read from memory together, in 10^9 bytes per second; null if it could not be measured.
+    pub bandwidth_gb_s: Option<f64>,
+    /// The part of that at which weights are read.
+    pub of_bandwidth: Option<f64>,
 }
 
 fn percent(part: Option<f64>, of: &str) -> String {
     part.map_or(String::new(), |part| format!("  {:5.1} % of the {of}", 100.0 * part))
+}
+
+fn cpu_text(cpu_ms: Option<f64>) -> String {
+    cpu_ms.map_or(String::new(), |ms| format!("  {ms:8.3} ms of processor time a token"))
 }
 
 pub fn print(r: &Report) -> Result<(), CliError> {
@@ -222,10 +255,19 @@ pub fn print(r: &Report) -> Result<(), CliError> {
             p.first_token_ms
         ));
     }
-    for Decode { batch, depth, speed, gb_s } in &r.decode {
+    for OnThreads { threads, decode, of_bandwidth, .. } in &r.scaling {
+        let Decode { speed, gb_s, cpu_ms, .. } = decode;
+        let (speed, of_bandwidth) = (speed.text(), percent(*of_bandwidth, "bandwidth"));
+        lines.push(format!(
+            "decode  {threads:5} threads  {speed}  {gb_s:7.2} GB/s of weights{of_bandwidth}{}",
+            cpu_text(*cpu_ms)
+        ));
+    }
+    for Decode { batch, depth, speed, gb_s, cpu_ms } in &r.decode {
         let speed = speed.text();
         lines.push(format!(
-            "decode  batch {batch:5}    {speed}  {gb_s:7.2} GB/s of weights, after {depth} tokens"
+            "decode  batch {batch:5}    {speed}  {gb_s:7.2} GB/s of weights{}, after {depth} tokens",
+            cpu_text(*cpu_ms)
         ));
     }
     for s in &r.speculation {
@@ -238,8 +280,12 @@ pub fn print(r: &Report) -> Result<(), CliError> {
     }
     for s in &r.sampling {
         let head = s.head.as_ref().map_or(String::new(), |head| {
-            let HeadRows { drawn, undecided, whole, rescored } = head;
-            format!("; {drawn} drawn by bounds, {undecided} undecided, {whole} whole rows, {rescored} logits")
+            let HeadRows { drawn, allowed, undecided, whole, rescored, of_head } = head;
+            format!(
+                "; {drawn} drawn by bounds, {allowed} of few allowed, {undecided} undecided, {whole} whole rows, \
+                 {rescored} logits, {:.1} % of the head a token",
+                100.0 * of_head
+            )
         });
         let (how, speed) = (s.how, s.speed.text());
         lines.push(format!("decode  {how:36} {speed}, {:.3} of greedy{head}", s.of_greedy));

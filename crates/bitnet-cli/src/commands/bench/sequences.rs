@@ -2,16 +2,20 @@
 
 use std::{
     ops::ControlFlow,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{EngineConfig, Generated, GenerationConfig, Request, generate};
-use bitnet::kernels::{Drawn, SamplingParams, Wanted};
-use bitnet::model::{Batch, Logits, Model};
+use bitnet::inference::{Constraint, EngineConfig, Generated, GenerationConfig, Request, generate};
+use bitnet::kernels::{Drawn, HeadCounts, SamplingParams, Wanted};
+use bitnet::load::WeightBytes;
+use bitnet::model::{Batch, Checkpoint, Logits, Model};
 
 use super::{
-    report::{HeadRows, Sampling, Speculation, Speed},
-    runs::REPEATS,
+    cpu_time::timed,
+    json,
+    report::{Decode, HeadRows, Sampling, Speculation, Speed},
+    runs::{REPEATS, repeated},
 };
 use crate::{args::DEFAULT_DEPTH, error::CliError, progress::Progress};
 
@@ -26,6 +30,25 @@ pub struct Sequences<'a> {
     blocks: usize,
     batch: Batch,
     logits: Logits,
+}
+
+/// A way to decode a sequence.
+#[derive(Clone, Default)]
+struct Way {
+    config: GenerationConfig,
+    /// Maximum number of draft tokens in a step.
+    drafts: usize,
+    /// Restricts which tokens may be drawn.
+    constraint: Option<Arc<dyn Constraint>>,
+}
+
+/// A text that was decoded several times.
+struct Decoded {
+    text: Generated,
+    speed: Speed,
+    runs: usize,
+    /// Work of the output head in all runs, if known.
+    head: Option<HeadCounts>,
 }
 
 /// Sequences whose prompts are in the cache.
@@ -113,6 +136,25 @@ impl<'a> Sequences<'a> {
         Ok((start.elapsed(), out))
     }
 
+    /// Measures the speed of decoding `tokens` tokens of each sequence, which began after `depth` tokens, up to `runs`
+    /// times.
+    pub fn decode_speed(
+        &mut self,
+        begun: &Prefilled,
+        depth: usize,
+        (tokens, runs): (usize, u8),
+        weights: &WeightBytes,
+    ) -> Result<Decode, CliError> {
+        let batch = begun.lens.len();
+        let decode = || self.decode(begun, tokens).map(|(time, _)| time);
+        let (times, cpu_ms) = timed(|| repeated(runs.into(), decode));
+        let times = times?;
+        let cpu_ms = cpu_ms.map(|ms| ms / (times.len() * batch * tokens) as f64);
+        let speed = Speed::of(batch * tokens, times);
+        let gb_s = weights.step as f64 * speed.tok_s / batch as f64 / 1e9;
+        Ok(Decode { batch, depth, speed, gb_s, cpu_ms })
+    }
+
     /// Decodes one sequence with and without up to `drafts` draft tokens per step, for a text that repeats itself and
     /// for one whose repetitions continue differently.
     pub fn speculation(&mut self, drafts: usize, tokens: usize) -> Result<Vec<Speculation>, CliError> {
@@ -126,15 +168,17 @@ impl<'a> Sequences<'a> {
         };
         let mut rows = Vec::new();
         for (text, config) in [("repeats itself", repeating), ("varies", varying)] {
-            let (plain, last, speed) = self.in_turns(&prompt, tokens, [(&config, 0), (&config, drafts)])?;
-            let Generated { drafted, accepted, .. } = last;
-            rows.push(Speculation { text, drafts, speed, plain, drafted, accepted });
+            let plain = Way { config, ..Way::default() };
+            let drafting = Way { drafts, ..plain.clone() };
+            let [plain, last] = self.in_turns(&prompt, tokens, [&plain, &drafting])?;
+            let Generated { drafted, accepted, .. } = last.text;
+            rows.push(Speculation { text, drafts, speed: last.speed, plain: plain.speed, drafted, accepted });
         }
         Ok(rows)
     }
 
     /// Decodes one sequence as common requests draw their tokens, and greedily.
-    pub fn sampling(&mut self, tokens: usize) -> Result<Vec<Sampling>, CliError> {
+    pub fn sampling(&mut self, tokens: usize, checkpoint: &Checkpoint) -> Result<Vec<Sampling>, CliError> {
         let prompt = self.prompt(0, DEFAULT_DEPTH);
         let greedy = GenerationConfig::default();
         let warm = GenerationConfig { temperature: 1.0, seed: Some(1), ..greedy.clone() };
@@ -152,51 +196,47 @@ impl<'a> Sequences<'a> {
                 GenerationConfig { repetition_penalty: 1.1, temperature: 0.0, ..warm.clone() },
             ),
         ];
-        let mut rows = Vec::new();
-        for (how, config) in ways {
-            let before = self.model.head_work();
-            let (greedy, _, speed) = self.in_turns(&prompt, tokens, [(&greedy, 0), (&config, 0)])?;
-            let head = before.zip(self.model.head_work()).map(|(before, now)| HeadRows {
-                drawn: now.drawn - before.drawn,
-                undecided: now.undecided - before.undecided,
-                whole: now.whole - before.whole,
-                rescored: now.rescored - before.rescored,
-            });
-            let of_greedy = speed.tok_s / greedy.tok_s;
-            rows.push(Sampling { how, speed, greedy, of_greedy, head });
+        let constraint = Some(json::constraint(checkpoint)?);
+        let schema =
+            [("JSON by schema, most likely", greedy.clone()), ("JSON by schema, temperature 1", warm)]
+                .map(|(how, config)| (how, Way { config, constraint: constraint.clone(), ..Way::default() }));
+        let ways = ways.map(|(how, config)| (how, Way { config, ..Way::default() }));
+        let greedy = Way { config: greedy, ..Way::default() };
+        let (mut rows, vocab) = (Vec::new(), self.model.spec().vocab);
+        for (how, way) in ways.into_iter().chain(schema) {
+            let [greedy, last] = self.in_turns(&prompt, tokens, [&greedy, &way])?;
+            let of_greedy = last.speed.tok_s / greedy.speed.tok_s;
+            let head = last.head.map(|head| HeadRows::of(&head, last.runs * last.text.drawn, vocab));
+            rows.push(Sampling { how, speed: last.speed, greedy: greedy.speed, of_greedy, head });
         }
         Ok(rows)
     }
 
-    /// Decodes a sequence in two ways, each a configuration and a number of drafts, in turns, so that a disturbance
-    /// affects both. Returns the speed of the first, and a text of the second with its speed.
-    fn in_turns(
-        &mut self,
-        prompt: &[u32],
-        tokens: usize,
-        ways: [(&GenerationConfig, usize); 2],
-    ) -> Result<(Speed, Generated, Speed), CliError> {
-        let mut done = [const { (None, Vec::new()) }; 2];
+    /// Decodes a sequence in two ways, in turns, so that a disturbance affects both.
+    fn in_turns(&mut self, prompt: &[u32], tokens: usize, ways: [&Way; 2]) -> Result<[Decoded; 2], CliError> {
+        let mut done = [const { (None, Vec::new(), None) }; 2];
         for _ in 0..REPEATS {
-            for ((config, max_draft), (last, times)) in ways.into_iter().zip(&mut done) {
-                let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config.clone() };
-                let engine = EngineConfig { max_draft, ..EngineConfig::default() };
-                let each = |_| ControlFlow::Continue(());
-                let text = generate(self.model, Request::new(prompt, config), &engine, each);
+            for (way, (last, times, head)) in ways.into_iter().zip(&mut done) {
+                let Way { config, drafts, constraint } = way.clone();
+                let config = GenerationConfig { max_new_tokens: tokens, ignore_eos: true, ..config };
+                let request = Request { constraint, ..Request::new(prompt, config) };
+                let engine = EngineConfig { max_draft: drafts, ..EngineConfig::default() };
+                let before = self.model.head_work();
+                let text = generate(self.model, request, &engine, |_| ControlFlow::Continue(()));
                 let text = text.map_err(CliError::Generate)?;
+                let now = self.model.head_work().zip(before).map(|(now, before)| now - before);
+                *head = now.map(|now| now + head.unwrap_or_default());
                 times.extend(text.decode.map(|time: Duration| time.as_secs_f64()));
                 *last = Some(text);
             }
         }
-        let [first, second] = done.map(|(last, times): (Option<Generated>, Vec<f64>)| {
-            let last = last.filter(|_| !times.is_empty())?;
-            let speed = Speed::of(last.drawn - 1, times);
-            Some((last, speed))
+        let [first, second] = done.map(|(text, times, head): (Option<Generated>, Vec<f64>, _)| {
+            let text = text.filter(|_| !times.is_empty())?;
+            let (speed, runs) = (Speed::of(text.drawn - 1, times), REPEATS);
+            Some(Decoded { text, speed, runs, head })
         });
-        match first.zip(second) {
-            Some(((_, speed), (text, other))) => Ok((speed, text, other)),
-            None => Err(CliError::usage("one token is not decoded", "-n", "give at least 2")),
-        }
+        let both = first.zip(second).map(|(first, second)| [first, second]);
+        both.ok_or_else(|| CliError::usage("one token is not decoded", "-n", "give at least 2"))
     }
 
     /// Runs the batch and returns the most likely token of each wanted row, drawn on the device if the model can.
