@@ -72,6 +72,13 @@ pub struct Part {
     pub tokens: [u32; BLOCK],
 }
 
+impl Part {
+    /// The state after a block.
+    pub fn state(&self) -> Part {
+        Part { kind: PartKind::State, ..self.clone() }
+    }
+}
+
 /// The parts of kind `kind` at the beginning of a text, one for each full block.
 pub fn parts<'t>(
     identity: &[u8; 32],

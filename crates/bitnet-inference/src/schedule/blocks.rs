@@ -25,6 +25,8 @@ struct Block {
     refs: u32,
     /// The content's number and the chain before it.
     published: Option<(u64, Chain)>,
+    /// The trail that last marked its content.
+    marked: u64,
     // Neighbours in the free list.
     older: u32,
     newer: u32,
@@ -48,12 +50,17 @@ pub struct BlockPool {
     next_number: u64,
     /// Contents that have been given away, as block and number, if they are reported.
     evicted: Option<Vec<(u32, u64)>>,
+    /// Number of the current trail.
+    trail: u64,
+    /// Calls of [`BlockPool::find`].
+    #[cfg(test)]
+    pub(super) finds: std::cell::Cell<usize>,
 }
 
 impl BlockPool {
     /// A pool of `count` free, empty blocks.
     pub fn new(count: usize) -> Self {
-        let block = Block { refs: 0, published: None, older: NONE, newer: NONE };
+        let block = Block { refs: 0, published: None, marked: 0, older: NONE, newer: NONE };
         let mut pool = BlockPool {
             blocks: vec![block; count],
             tokens: vec![0; count * SIZE],
@@ -65,6 +72,9 @@ impl BlockPool {
             cached: 0,
             next_number: 0,
             evicted: None,
+            trail: 1,
+            #[cfg(test)]
+            finds: std::cell::Cell::default(),
         };
         (0..count as u32).for_each(|block| pool.append(block));
         pool
@@ -121,6 +131,23 @@ impl BlockPool {
         self.blocks[block as usize].published.map(|(number, _)| number)
     }
 
+    /// The number of the current trail: of the contents marked since [`BlockPool::new_trail`]. It changes when one of
+    /// them goes.
+    pub(super) fn trail(&self) -> u64 {
+        self.trail
+    }
+
+    /// Begins a trail without contents, and returns its number.
+    pub(super) fn new_trail(&mut self) -> u64 {
+        self.trail += 1;
+        self.trail
+    }
+
+    /// Adds a published block to the trail.
+    pub(super) fn mark(&mut self, block: u32) {
+        self.blocks[block as usize].marked = self.trail;
+    }
+
     /// Adds a use of a block, by another table.
     pub fn retain(&mut self, block: u32) {
         if self.blocks[block as usize].refs == 0 {
@@ -142,6 +169,8 @@ impl BlockPool {
 
     /// Looks up the published block with these tokens after `chain`; returns it with the chain after it.
     pub fn find(&self, chain: Chain, tokens: &[u32]) -> Option<(u32, Chain)> {
+        #[cfg(test)]
+        self.finds.set(self.finds.get() + 1);
         let &block = self.index.get(&hash(chain, tokens))?;
         let (number, before) = self.blocks[block as usize].published?;
         (before == chain && self.content(block) == tokens).then_some((block, Chain::After(number)))
@@ -170,6 +199,7 @@ impl BlockPool {
     pub fn unpublish(&mut self, block: u32) {
         if let Some((_, chain)) = self.blocks[block as usize].published.take() {
             self.index.remove(&hash(chain, self.content(block)));
+            self.trail += u64::from(self.blocks[block as usize].marked == self.trail);
         }
     }
 

@@ -37,6 +37,7 @@ mod sequence;
 #[cfg(test)]
 mod simulation;
 mod states;
+mod wish;
 
 pub use address::{Address, Part, PartKind, parts};
 pub use blocks::{BlockPool, Chain};
@@ -45,10 +46,10 @@ pub use commit::{RunOutcome, SampledToken, StepOutcome};
 pub use config::SchedulerConfig;
 pub use draft::Source;
 pub use event::{Event, SchedulerCounts};
-pub use outside::Wish;
 pub use pace::{BatchSizing, Pacer, StepLoad, StepModel};
 pub use plan::{Plan, PlannedRun};
 pub use sequence::{SeqId, Sequence};
+pub use wish::{Begun, Wish};
 
 pub(crate) use needed_logits::{bans, closing, drawn_after_changes, needed};
 

@@ -1,17 +1,14 @@
-//! What the scheduler does for a tier below its memory: it names the parts of the cache that should be copied out,
-//! finds texts whose beginning may be outside, and takes parts in. Where they are kept is not its business.
-//!
-//! Parts that are taken in look like those of a sequence that has ended: free blocks and snapshots, which later texts
-//! find. A waiting sequence is not admitted until the tier has said that nothing more comes for it.
+//! What the scheduler does for a tier below its memory: it names the parts of the cache that should be copied out. Where
+//! they are kept is not its business, and `wish.rs` takes parts in.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use bitnet_model::CachePlace;
 
 use super::address::{Address, Part, PartKind, parts};
 use super::blocks::Chain;
 use super::plan::BLOCK;
-use super::sequence::{Fetch, SeqId, Sequence};
+use super::sequence::Fetch;
 use super::{Scheduler, seq, seq_mut};
 
 /// Maximum number of addresses that are remembered as being outside; beyond it all are forgotten, and parts may be
@@ -22,8 +19,8 @@ const MOST_KNOWN: usize = 1 << 17;
 #[derive(Debug)]
 pub(super) struct Outside {
     identity: [u8; 32],
-    /// Parts to copy out, oldest first, until their blocks and slots are needed.
-    queue: VecDeque<(Part, Source)>,
+    /// Parts to copy out, until their blocks and slots are needed.
+    queue: Queue,
     /// Parts whose blocks have been given away and are overwritten in the next step.
     urgent: Vec<(Part, CachePlace)>,
     /// Addresses that are outside or in the queue.
@@ -41,23 +38,6 @@ enum Source {
     Block(u32, u64),
     /// In the slot with the snapshot after this chain.
     State(Chain),
-}
-
-/// A text whose beginning may be outside.
-#[derive(Debug, Clone)]
-pub struct Wish {
-    /// The waiting sequence.
-    pub id: SeqId,
-    /// Its salt.
-    pub salt: u64,
-    /// The blocks of its text that it could use, one for each full block.
-    pub parts: Vec<Part>,
-    /// Number of these blocks that are in memory.
-    pub held: usize,
-    /// Number of these that it could use now: all, or up to a snapshot.
-    pub usable: usize,
-    /// Whether the last block must have a state after it.
-    pub needs_state: bool,
 }
 
 impl Outside {
@@ -79,8 +59,51 @@ impl Outside {
 
     fn enqueue(&mut self, part: Part, source: Source) {
         if self.remember(part.kind, part.address) {
-            self.queue.push_back((part, source));
+            self.queue.push(part, source);
         }
+    }
+}
+
+/// Parts to copy out, oldest first.
+#[derive(Debug, Default)]
+struct Queue {
+    /// Parts; `None` for those taken out of turn.
+    parts: VecDeque<Option<(Part, Source)>>,
+    /// Number of entries that have left the front.
+    left: u64,
+    /// For each number of a block's content, that of its entry.
+    entries: HashMap<u64, u64>,
+}
+
+impl Queue {
+    fn push(&mut self, part: Part, source: Source) {
+        if let Source::Block(_, content) = source {
+            self.entries.insert(content, self.left + self.parts.len() as u64);
+        }
+        self.parts.push_back(Some((part, source)));
+    }
+
+    fn first(&mut self) -> Option<&(Part, Source)> {
+        while self.parts.pop_front_if(|entry| entry.is_none()).is_some() {
+            self.left += 1;
+        }
+        self.parts.front()?.as_ref()
+    }
+
+    fn pop(&mut self) -> Option<Part> {
+        self.first()?;
+        let (part, source) = self.parts.pop_front().flatten()?;
+        self.left += 1;
+        if let Source::Block(_, content) = source {
+            self.entries.remove(&content);
+        }
+        Some(part)
+    }
+
+    /// Takes the part with this content out of turn.
+    fn take(&mut self, content: u64) -> Option<Part> {
+        let entry = self.entries.remove(&content)?;
+        Some(self.parts[(entry - self.left) as usize].take()?.0)
     }
 }
 
@@ -90,7 +113,7 @@ impl Scheduler {
         self.pool.report_evictions();
         self.outside = Some(Outside {
             identity,
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             urgent: Vec::new(),
             known: HashSet::new(),
             known_states: HashSet::new(),
@@ -114,7 +137,7 @@ impl Scheduler {
         for (part, &after) in parts(&outside.identity, salt, text, PartKind::Block).zip(&s.chains) {
             let published = self.pool.find(chain, &part.tokens).map(|(block, _)| block);
             if self.states.find(after).is_some() {
-                outside.enqueue(Part { kind: PartKind::State, ..part.clone() }, Source::State(after));
+                outside.enqueue(part.state(), Source::State(after));
             }
             if let Some((block, number)) = published.and_then(|at| Some((at, self.pool.number(at)?))) {
                 outside.enqueue(part, Source::Block(block, number));
@@ -129,7 +152,7 @@ impl Scheduler {
         let s = seq(&self.slots, slot);
         let text = &s.tokens[..s.chains.len() * BLOCK];
         for part in parts(&outside.identity, s.request.salt, text, PartKind::Block) {
-            let state = Part { kind: PartKind::State, ..part.clone() };
+            let state = part.state();
             outside.known.remove(&part.address);
             outside.known_states.remove(&part.address);
             outside.suspects.extend([part, state]);
@@ -162,7 +185,7 @@ impl Scheduler {
     pub fn peek_leaving(&mut self) -> Option<(PartKind, CachePlace)> {
         let outside = self.outside.as_mut()?;
         loop {
-            let (part, source) = outside.queue.front()?;
+            let (part, source) = outside.queue.first()?;
             let place = match *source {
                 Source::Block(block, number) => {
                     (self.pool.number(block) == Some(number)).then_some(CachePlace::Block(block))
@@ -172,23 +195,21 @@ impl Scheduler {
             if let Some(place) = place {
                 return Some((part.kind, place));
             }
-            let (part, _) = outside.queue.pop_front().expect("there is a first part");
+            let part = outside.queue.pop().expect("there is a first part");
             outside.known(part.kind).remove(&part.address);
         }
     }
 
     /// Takes the part that [`Scheduler::peek_leaving`] has shown.
     pub fn take_leaving(&mut self) -> Option<Part> {
-        Some(self.outside.as_mut()?.queue.pop_front()?.0)
+        self.outside.as_mut()?.queue.pop()
     }
 
     /// Moves queued parts whose blocks have been given away to those that are urgent.
     fn note_evictions(&mut self) {
         let Some(outside) = &mut self.outside else { return };
         for (block, number) in self.pool.evicted() {
-            let here = |(_, source): &(Part, Source)| matches!(source, Source::Block(b, n) if (*b, *n) == (block, number));
-            if let Some(at) = outside.queue.iter().position(here) {
-                let (part, _) = outside.queue.remove(at).expect("it was found");
+            if let Some(part) = outside.queue.take(number) {
                 outside.urgent.push((part, CachePlace::Block(block)));
             }
         }
@@ -199,143 +220,29 @@ impl Scheduler {
     pub fn take_state_copies(&mut self, to: &mut Vec<(u32, u32)>) {
         self.states.copies_into(to);
     }
+}
 
-    /// Whether a waiting sequence may be admitted although the tier might have parts of it.
-    pub(super) fn has_fetched(&self, s: &Sequence) -> bool {
-        self.outside.is_none() || s.fetch == Fetch::Done || s.parked()
-    }
+#[cfg(test)]
+mod tests {
+    use super::super::address::parts;
+    use super::*;
 
-    /// The first waiting sequence about which the tier has not been asked; it counts as asked from now on. Those for
-    /// which nothing can be outside are passed over.
-    pub fn next_wish(&mut self) -> Option<Wish> {
-        let identity = self.identity()?;
-        for at in 0..self.waiting.len() {
-            let slot = self.waiting[at];
-            let s = seq(&self.slots, slot);
-            if s.fetch != Fetch::Unasked || s.parked() || self.prompt_leader(slot).is_some() {
-                continue;
-            }
-            let wish = self.wish(s, &identity);
-            let fetch = if wish.is_some() { Fetch::Asked } else { Fetch::Done };
-            seq_mut(&mut self.slots, slot).fetch = fetch;
-            if wish.is_some() {
-                return wish;
-            }
-        }
-        None
-    }
-
-    fn wish(&self, s: &Sequence, identity: &[u8; 32]) -> Option<Wish> {
-        // The last token is computed anyway, for its logits.
-        let most = (s.text().len() - 1) / BLOCK;
-        if most == 0 || s.scores() {
-            return None;
-        }
-        let needs_state = self.states.total() > 0;
-        if needs_state && !self.takes_snapshots() {
-            return None;
-        }
-        let (held, usable) = self.held(s, most);
-        if usable >= most {
-            return None;
-        }
-        let salt = s.request.salt;
-        let parts = parts(identity, salt, &s.text()[..most * BLOCK], PartKind::Block).collect();
-        Some(Wish { id: s.id, salt, parts, held, usable, needs_state })
-    }
-
-    /// Refreshes what is in memory of a wish, and makes it the most recently used; returns false if nobody waits for
-    /// the wish any more.
-    pub fn refresh(&mut self, wish: &mut Wish) -> bool {
-        let Some(s) = self.asked(wish.id) else { return false };
-        (wish.held, wish.usable) = self.held(s, wish.parts.len());
-        self.touch(wish.salt, &wish.parts[..wish.held]);
-        true
-    }
-
-    /// Tells that nothing more comes for a sequence.
-    pub fn fetched(&mut self, id: SeqId) {
-        let waiting = |&slot: &u32| seq(&self.slots, slot).id == id;
-        if let Some(slot) = self.waiting.iter().copied().find(waiting) {
-            seq_mut(&mut self.slots, slot).fetch = Fetch::Done;
-        }
-    }
-
-    /// The place of a sequence in the queue, if it waits without blocks.
-    pub fn queue_place(&self, id: SeqId) -> Option<usize> {
-        self.waiting.iter().position(|&slot| {
-            let s = seq(&self.slots, slot);
-            s.id == id && !s.parked()
-        })
-    }
-
-    /// Whether all blocks of a text are in memory.
-    pub fn holds(&self, salt: u64, parts: &[Part]) -> bool {
-        self.walk(salt, parts).count() == parts.len()
-    }
-
-    fn asked(&self, id: SeqId) -> Option<&Sequence> {
-        let mut waiting = self.waiting.iter().map(|&slot| seq(&self.slots, slot));
-        waiting.find(|s| s.id == id && s.fetch == Fetch::Asked)
-    }
-
-    /// Number of blocks at the beginning of a text that are in memory, at most `most`, and how many of them it could
-    /// use.
-    fn held(&self, s: &Sequence, most: usize) -> (usize, usize) {
-        let mut held = 0;
-        self.cached(s, |index, _, _| held = most.min(index + 1));
-        (held, self.usable(s).0.min(held))
-    }
-
-    /// The blocks in memory that hold the beginning of a text, with the chain after each.
-    fn walk<'p>(&self, salt: u64, parts: &'p [Part]) -> impl Iterator<Item = (u32, Chain)> + use<'_, 'p> {
-        let mut chain = Chain::Root(salt);
-        parts.iter().map_while(move |part| {
-            let found = self.pool.find(chain, &part.tokens)?;
-            chain = found.1;
-            Some(found)
-        })
-    }
-
-    /// Makes the blocks of a text the most recently used, the first one last.
-    pub fn touch(&mut self, salt: u64, parts: &[Part]) {
-        let blocks: Vec<u32> = self.walk(salt, parts).map(|(block, _)| block).collect();
-        for &block in blocks.iter().rev() {
-            self.pool.retain(block);
-            self.pool.release(block);
-        }
-    }
-
-    /// Takes a block for the last of `parts`, all others of which are in memory; `None` if one is not, if the last is
-    /// too, or if no block is free. What the block held may have become urgent.
-    pub fn begin_block(&mut self, salt: u64, parts: &[Part]) -> Option<(u32, Chain)> {
-        let before = match parts.len() {
-            0 | 1 => Chain::Root(salt),
-            n => self.walk(salt, &parts[..n - 1]).nth(n - 2)?.1,
+    #[test]
+    fn a_part_that_is_taken_out_of_turn_leaves_the_others_in_order() {
+        let text: Vec<u32> = (0..5 * BLOCK as u32).collect();
+        let parts: Vec<Part> = parts(&[0; 32], 0, &text, PartKind::Block).collect();
+        let mut queue = Queue::default();
+        let push = |queue: &mut Queue, at: usize| {
+            queue.push(parts[at].clone(), Source::Block(at as u32, 10 + at as u64));
         };
-        if self.pool.find(before, &parts.last()?.tokens).is_some() {
-            return None;
-        }
-        Some((self.pool.allocate()?, before))
-    }
-
-    /// Adds the block that [`Scheduler::begin_block`] has given to the prefix cache, if its content was `written`.
-    pub fn end_block(&mut self, block: u32, before: Chain, part: &Part, written: bool) {
-        if written {
-            self.pool.publish(block, before, &part.tokens);
-        }
-        self.pool.release(block);
-    }
-
-    /// Takes a slot for the state after `parts`, all of which are in memory; `None` if one is not, if the state is too,
-    /// or if no slot is free.
-    pub fn begin_state(&mut self, salt: u64, parts: &[Part]) -> Option<u32> {
-        let (_, chain) = self.walk(salt, parts).nth(parts.len().checked_sub(1)?)?;
-        if self.states.find(chain).is_some() { None } else { self.states.adopt(chain) }
-    }
-
-    /// Drops the snapshot in a slot, because its content could not be written.
-    pub fn drop_state(&mut self, slot: u32) {
-        self.states.drop_slot(slot);
+        (0..3).for_each(|at| push(&mut queue, at));
+        assert_eq!(queue.pop(), Some(parts[0].clone()));
+        assert_eq!(queue.take(12), Some(parts[2].clone()));
+        assert_eq!([queue.take(12), queue.take(10)], [None, None]);
+        (3..5).for_each(|at| push(&mut queue, at));
+        assert_eq!(queue.take(11), Some(parts[1].clone()));
+        let left: Vec<Part> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(left, parts[3..]);
+        assert!(queue.entries.is_empty());
     }
 }

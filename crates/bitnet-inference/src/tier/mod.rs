@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use bitnet_model::{CacheBytes, CachePlace};
 
-use crate::schedule::{Part, PartKind, Scheduler, SeqId, Wish};
+use crate::schedule::{Begun, Part, PartKind, Scheduler, Wish};
 
 /// A text that gets nothing for this long is computed instead, in microseconds.
 const PATIENCE: u64 = 2_000_000;
@@ -50,8 +50,8 @@ pub struct Tier {
     shelf: Box<dyn Shelf>,
     bytes: CacheBytes,
     wishes: Vec<Wished>,
-    /// Sequences for which parts were read but which still wait for a place, and the number of blocks.
-    loaded: Vec<(SeqId, usize)>,
+    /// Texts for which parts were read but which still wait for a place, and the number of blocks.
+    loaded: Vec<(Wish, usize)>,
     next_number: u64,
     /// Bytes that may be copied out while sequences run.
     credit: usize,
@@ -232,8 +232,7 @@ impl Tier {
     }
 
     fn looked(&mut self, number: u64, blocks: usize, now: u64, scheduler: &mut Scheduler) {
-        let Some(at) = self.wishes.iter().position(|w| w.number == number && w.stage == Stage::Looking)
-        else {
+        let Some(at) = self.place(number).filter(|&at| self.wishes[at].stage == Stage::Looking) else {
             return;
         };
         let wished = &mut self.wishes[at];
@@ -241,7 +240,7 @@ impl Tier {
             (wished.stage, wished.since) = (Stage::Found(blocks), now);
         } else {
             self.counts.misses += 1;
-            scheduler.fetched(self.wishes.remove(at).wish.id);
+            scheduler.fetched(&self.wishes.remove(at).wish);
         }
     }
 
@@ -255,40 +254,43 @@ impl Tier {
         scheduler: &mut Scheduler,
         cache: &mut dyn CacheAccess,
     ) {
-        let Some(at) = self.wishes.iter().position(|wished| wished.number == number) else { return };
-        let wish = &mut self.wishes[at].wish;
-        let (salt, waits) = (wish.salt, scheduler.queue_place(wish.id).is_some());
-        let parts = std::mem::take(&mut wish.parts);
-        let taken = match (parts.get(..=index).filter(|_| waits), kind) {
-            (None, _) => false,
-            (Some(parts), PartKind::Block) => self.take_block(salt, parts, bytes, scheduler, cache),
-            (Some(parts), PartKind::State) => self.take_state(salt, parts, bytes, scheduler, cache),
-        };
-        self.wishes[at].wish.parts = parts;
-        match &mut self.wishes[at].stage {
-            Stage::Loading(parts) if taken => *parts += 1,
-            _ => {
-                self.shelf.stop(number);
-                self.end(number, scheduler);
-            }
+        let Some(at) = self.place(number) else { return };
+        // It is put back below.
+        let mut wished = self.wishes.remove(at);
+        let wish = &mut wished.wish;
+        let wanted = matches!(wished.stage, Stage::Loading(_)) && index < wish.parts.len();
+        let taken = wanted
+            && scheduler.waits_for(wish)
+            && match kind {
+                PartKind::Block => self.take_block(wish, index, bytes, scheduler, cache),
+                PartKind::State => self.take_state(wish, index, bytes, scheduler, cache),
+            };
+        if let Stage::Loading(parts) = &mut wished.stage {
+            *parts += usize::from(taken);
+        }
+        self.wishes.insert(at, wished);
+        if !taken {
+            self.shelf.stop(number);
+            self.end(number, scheduler);
         }
     }
 
     fn take_block(
         &mut self,
-        salt: u64,
-        parts: &[Part],
+        wish: &mut Wish,
+        index: usize,
         bytes: &[u8],
         scheduler: &mut Scheduler,
         cache: &mut dyn CacheAccess,
     ) -> bool {
-        let Some((block, before)) = scheduler.begin_block(salt, parts) else {
-            // Another sequence may have computed it meanwhile.
-            return scheduler.holds(salt, parts);
+        let (block, before) = match scheduler.begin_block(wish, index) {
+            Some(Begun::Write(block, before)) => (block, before),
+            Some(Begun::Held) => return true,
+            None => return false,
         };
         self.before_step(scheduler, cache);
         let written = cache.write(CachePlace::Block(block), bytes);
-        let part = &parts[parts.len() - 1];
+        let part = &wish.parts[index];
         scheduler.end_block(block, before, part, written);
         scheduler.is_outside(PartKind::Block, part.address, true);
         written
@@ -296,19 +298,19 @@ impl Tier {
 
     fn take_state(
         &mut self,
-        salt: u64,
-        parts: &[Part],
+        wish: &mut Wish,
+        index: usize,
         bytes: &[u8],
         scheduler: &mut Scheduler,
         cache: &mut dyn CacheAccess,
     ) -> bool {
         self.settle(scheduler, cache);
-        let Some(slot) = scheduler.begin_state(salt, parts) else { return false };
+        let Some(slot) = scheduler.begin_state(wish, index) else { return false };
         let written = cache.write(CachePlace::State(slot), bytes);
         if !written {
             scheduler.drop_state(slot);
         }
-        scheduler.is_outside(PartKind::State, parts[parts.len() - 1].address, true);
+        scheduler.is_outside(PartKind::State, wish.parts[index].address, true);
         written
     }
 
@@ -328,17 +330,24 @@ impl Tier {
 
     /// Ends a wish: its sequence may be admitted.
     fn end(&mut self, number: u64, scheduler: &mut Scheduler) {
-        let Some(at) = self.wishes.iter().position(|wished| wished.number == number) else { return };
+        let Some(at) = self.place(number) else { return };
         let Wished { mut wish, stage, .. } = self.wishes.remove(at);
-        if let Stage::Loading(parts) = stage {
-            let before = wish.usable;
-            if scheduler.refresh(&mut wish) && wish.usable > before {
-                self.counts.hits += 1;
-                self.counts.hit_tokens += ((wish.usable - before) * wish.parts[0].tokens.len()) as u64;
-                self.loaded.push((wish.id, parts));
-            }
+        let before = wish.usable;
+        let loaded = match stage {
+            Stage::Loading(parts) if scheduler.refresh(&mut wish) && wish.usable > before => Some(parts),
+            _ => None,
+        };
+        scheduler.fetched(&wish);
+        if let Some(parts) = loaded {
+            self.counts.hits += 1;
+            self.counts.hit_tokens += ((wish.usable - before) * wish.parts[0].tokens.len()) as u64;
+            self.loaded.push((wish, parts));
         }
-        scheduler.fetched(wish.id);
+    }
+
+    /// The index of the wish with this number; they are in the order of their numbers.
+    fn place(&self, number: u64) -> Option<usize> {
+        self.wishes.binary_search_by_key(&number, |wished| wished.number).ok()
     }
 
     /// Asks the shelf about new sequences.
@@ -346,7 +355,7 @@ impl Tier {
         while let Some(wish) = scheduler.next_wish() {
             if self.stuck {
                 self.counts.given_up += 1;
-                scheduler.fetched(wish.id);
+                scheduler.fetched(&wish);
                 continue;
             }
             let number = self.next_number;
@@ -362,7 +371,7 @@ impl Tier {
             let wished = &self.wishes[at];
             let number = wished.number;
             let late = now > self.patience_ends(wished);
-            let gone = scheduler.queue_place(wished.wish.id).is_none();
+            let gone = !scheduler.waits_for(&wished.wish);
             if late || gone {
                 self.stuck |= late && !matches!(wished.stage, Stage::Found(_));
                 self.counts.given_up += u64::from(late);
@@ -375,12 +384,12 @@ impl Tier {
     /// Begins to read for the first sequence in the queue, if nothing is being read and memory has room for it beside
     /// what was read for others that still wait.
     fn begin(&mut self, now: u64, scheduler: &mut Scheduler) {
-        self.loaded.retain(|(id, _)| scheduler.queue_place(*id).is_some());
+        self.loaded.retain(|(wish, _)| scheduler.waits_for(wish));
         if self.wishes.iter().any(|wished| matches!(wished.stage, Stage::Loading(_))) {
             return;
         }
         let found = self.wishes.iter_mut().filter(|wished| matches!(wished.stage, Stage::Found(_)));
-        let first = found.min_by_key(|wished| scheduler.queue_place(wished.wish.id).unwrap_or(usize::MAX));
+        let first = found.min_by_key(|wished| scheduler.queue_place(&wished.wish).unwrap_or(usize::MAX));
         let Some(Wished { number, wish, stage, since }) = first else { return };
         let Stage::Found(blocks) = *stage else { return };
         let promised: usize = self.loaded.iter().map(|(_, blocks)| blocks).sum();

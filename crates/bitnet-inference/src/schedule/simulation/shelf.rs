@@ -198,8 +198,12 @@ impl World {
         let now = if *planted == Some(Planted::SilentShelf) { 0 } else { *now };
         tier.poll(now, scheduler, &mut SimCache { stepper, planted: *planted });
         if self.planted == Some(Planted::LostAdoption) {
-            let parts: Vec<Part> = parts(&[0; 32], 0, &[1; BLOCK], PartKind::Block).collect();
-            let _ = self.scheduler.begin_block(0, &parts);
+            let parts = parts(&[0; 32], 0, &[1; BLOCK], PartKind::Block).collect();
+            let id = SeqId { request: 0, choice: 0 };
+            let (slot, trail) = (0, wish::Trail::none());
+            let mut wish =
+                Wish { id, salt: 0, parts, held: 0, usable: 0, needs_state: false, slot, trail };
+            let _ = self.scheduler.begin_block(&mut wish, 0);
         }
         if self.planted == Some(Planted::ForgottenFetch) {
             let Scheduler { waiting, slots, .. } = &mut self.scheduler;
