@@ -72,6 +72,9 @@ def markdown(page, name, folder, axe):
     page.click("#show-engine")
     page.wait_for_timeout(1000)
     check(f"{name}: the engine is shown as it works", page.inner_text("#running") == "0")
+    computed, found, read = (page.inner_text(f"#{place}") for place in ("computed", "in-memory", "from-disk"))
+    check(f"{name}: it tells where prompts came from ({computed}, {found}, {read})",
+          int(computed) > 0 and int(found) > 0 and read == "0")
     page.screenshot(path=folder / f"{name}-engine.png")
     if axe:
         page.add_script_tag(path=axe)
@@ -104,7 +107,10 @@ def serving(program, model="demo"):
     """The address of a server."""
     command = [program, "serve", str(model), "--port", "0", "--log", "off"]
     command += ["--thinking-budget", "24", "--thinking-last-words", "\nEnough."]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        subprocess.Popen([*command, "--cache-dir", cache], stderr=subprocess.PIPE, text=True) as server,
+    ):
         try:
             said = next((line for line in server.stderr if "is served on" in line), "")
             yield re.search(r"http://[^/]+", said)[0]

@@ -1,24 +1,11 @@
 //! A cache in a folder, as clients see it: over restarts, with salts, and in the metrics.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
-use bitnet_server::{
-    ServerConfig,
-    bitnet::inference::{CacheFolder, EngineConfig},
-};
+use bitnet_server::{ServerConfig, bitnet::inference::EngineConfig};
 use serde_json::{Value, json};
 
 use crate::support::*;
-
-fn server(place: &Path) -> Server {
-    let (path, identity, about) = (place.join("cache"), [3; 32], "demo".into());
-    let folder = CacheFolder { path, bytes: 1 << 30, identity, about };
-    Server::start(
-        demo(EngineConfig { folder: Some(folder), ..EngineConfig::default() }, ServerConfig::default()),
-        Default::default(),
-        Duration::from_secs(30),
-    )
-}
 
 const WORDS: &str =
     "Before we proceed any further, hear me speak. You are all resolved rather to die than to famish? ";
@@ -53,11 +40,11 @@ fn every_api_counts_what_came_from_the_folder_and_salts_separate_tenants() {
             answer.pointer(cached).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path}: {answer}"))
         })
     };
-    let first = server(place.path());
+    let first = server_with_folder(place.path());
     let [alone, ..] = ask(&first, "a");
     assert_eq!((alone, first.metric("bitnet_cache_folder_hits_total")), (0, 0.0));
     first.join();
-    let second = server(place.path());
+    let second = server_with_folder(place.path());
     let cached = ask(&second, "a");
     assert!(cached.iter().all(|&tokens| tokens >= 64), "{cached:?}");
     assert!(second.metric("bitnet_cache_folder_hits_total") >= 1.0);
@@ -71,7 +58,7 @@ fn every_api_counts_what_came_from_the_folder_and_salts_separate_tenants() {
 #[test]
 fn an_empty_salt_is_refused_by_name_and_a_user_is_a_salt() {
     let place = tempfile::tempdir().unwrap();
-    let server = server(place.path());
+    let server = server_with_folder(place.path());
     for (path, body, _) in apis() {
         let refusal = server.post(path, &merged(&body, json!({"cache_salt": ""})));
         assert!(refusal.status == 400 && refusal.text().contains("cache_salt"), "{path}: {}", refusal.text());

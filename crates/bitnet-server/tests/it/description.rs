@@ -188,7 +188,8 @@ fn the_process_has_its_usual_metrics() {
 
 #[test]
 fn the_page_uses_only_what_the_server_has() {
-    let server = demo_server();
+    let place = tempfile::tempdir().unwrap();
+    let server = server_with_folder(place.path());
     let (html, script) = (server.get("/").text(), server.get("/page.js").text());
     for (attribute, path) in [("href=\"", "page.css"), ("src=\"", "page.js")] {
         assert!(html.contains(&format!("{attribute}{path}\"")), "{path}");

@@ -2,13 +2,14 @@ use std::{
     collections::VecDeque,
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
     sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use bitnet::inference::{
-    DrainReport, EngineConfig,
+    CacheFolder, DrainReport, EngineConfig,
     sim::{HashModel, Hook},
 };
 use bitnet::kernels::{Cpu, Isa};
@@ -350,6 +351,14 @@ pub fn bare(name: &str, weights: &dyn Model) -> Checkpoint {
 /// A server with the demo model and default limits.
 pub fn demo_server() -> Server {
     let app = demo(EngineConfig::default(), ServerConfig::default());
+    Server::start(app, ConnectionLimits::default(), SOON)
+}
+
+/// A server with the demo model that keeps its cache in a folder.
+pub fn server_with_folder(place: &Path) -> Server {
+    let (path, identity, about) = (place.join("cache"), [3; 32], "demo".into());
+    let folder = Some(CacheFolder { path, bytes: 1 << 30, identity, about });
+    let app = demo(EngineConfig { folder, ..EngineConfig::default() }, ServerConfig::default());
     Server::start(app, ConnectionLimits::default(), SOON)
 }
 

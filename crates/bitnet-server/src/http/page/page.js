@@ -288,7 +288,9 @@ async function ask() {
   if (talkOfThis !== messages) return;
   if (text || thought) {
     const seconds = (performance.now() - begun) / 1000, tokens = usage?.completion_tokens;
+    const cached = usage?.prompt_tokens_details?.cached_tokens;
     const facts = [tokens && `${tokens} tokens in ${seconds.toFixed(1)} s`,
+      cached && `${cached} of ${usage.prompt_tokens} prompt tokens from the cache`,
       told.seed && `seed ${told.seed}`, finish === "length" && "cut at the maximum length"];
     messages.push({ role: "assistant", content: text, ...(thought && { thought }), facts: facts.filter(Boolean).join(" · ") });
   } else if (messages.at(-1)?.role === "user") {
@@ -436,6 +438,11 @@ function picture(stats, now) {
   at("waiting").textContent = moment.waiting;
   const blocks = value("bitnet_kv_blocks");
   at("cache").textContent = blocks ? (100 * value("bitnet_kv_blocks_used") / blocks).toFixed(0) + " %" : "–";
+  const found = value("bitnet_prefix_cache_hits_tokens_total");
+  const read = Math.min(found, value("bitnet_cache_folder_hits_tokens_total"));
+  at("computed").textContent = value("bitnet_prefix_cache_queries_tokens_total") - found;
+  at("in-memory").textContent = found - read;
+  at("from-disk").textContent = stats.bitnet_cache_folder_hits_tokens_total ? read : "–";
   paint();
 }
 
