@@ -133,6 +133,9 @@ pub struct RunArgs {
     /// Speculation flags.
     #[command(flatten)]
     pub speculation: Speculation,
+    /// Cache flags.
+    #[command(flatten)]
+    pub cache: CacheFlags,
 }
 
 /// Flags for how to draw tokens.

@@ -146,7 +146,11 @@ impl<D: Driver + 'static> Machine<'_, D> {
 }
 
 /// The folder in which the cache is kept, if the flags name one.
-fn folder(cache: &CacheFlags, opened: &Opened, model: &dyn Model) -> Result<Option<CacheFolder>, CliError> {
+pub fn folder(
+    cache: &CacheFlags,
+    opened: &Opened,
+    model: &dyn Model,
+) -> Result<Option<CacheFolder>, CliError> {
     let Some(path) = cache.cache_dir.clone() else { return Ok(None) };
     let mut bar = None;
     let mut progress = |done, all| {

@@ -37,12 +37,12 @@ mod tier;
 pub use compat::generation;
 pub use engine::{
     Choice, Completion, DraftModelError, Drafter, DrainReport, Elapsed, Engine, EngineConfig, EngineStatus,
-    Generated, HeadDrafter, ModelDrafter, Queue, RequestHandle, StartError, Update, block_on, generate,
+    Generated, GenerationError, HeadDrafter, ModelDrafter, Queue, RequestHandle, StartError, Update, block_on, generate,
     generate_drafting, metrics,
 };
 pub use request::{
-    Constraint, ConstraintError, End, FinishReason, GenerationConfig, GenerationError, InvalidConfig,
-    InvalidRequest, Output, Predicted, Priority, Request, RequestError, SampleError, SubmitError,
+    Constraint, ConstraintError, End, FinishReason, GenerationConfig, InvalidConfig, InvalidRequest,
+    Output, Predicted, Priority, Request, RequestError, SampleError, SubmitError,
     TokenLogprobs, TokenSet,
 };
 pub use sample::TokenText;

@@ -97,6 +97,7 @@ impl fmt::Display for Error {
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
             Error::NoEmbeddings { model } => ("the model does not embed texts".into(), model.as_str()),
             Error::Schema { problem } => (format!("the schema cannot be followed: {problem}"), "schema"),
+            Error::Request(GenerationError::Start(StartError::Folder(e))) => return e.fmt(f),
             Error::Request(e) => (e.to_string(), "request"),
         };
         write!(f, "{what} ({place}): {}", self.cure())
@@ -173,6 +174,7 @@ fn request_cure(error: &GenerationError) -> &'static str {
         GenerationError::Request(RequestError::Sample(_) | RequestError::Forward(_)) => {
             "check the model's files, or report this"
         }
+        GenerationError::Start(StartError::Folder(e)) => e.cure,
         GenerationError::Request(RequestError::Constraint { .. }) => "correct the schema or constraint",
         _ => "open the model again",
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bitnet::inference::{
-    self, Drafter, EngineConfig, Generated, GenerationConfig, TokenText, generate_drafting,
+    self, Drafter, EngineConfig, Generated, GenerationConfig, GenerationError, TokenText, generate_drafting,
 };
 use bitnet::model::{Checkpoint, GenerationDefaults, Message, Model};
 use bitnet::{Prompted, Request, thought::Split};
@@ -20,19 +20,22 @@ use crate::{
     commands::tokenize::stdin,
     error::CliError,
     input_text,
-    load::{Loaded, Want, load_drafting},
+    load::{self, Loaded, Want, load_drafting},
     model_arg, output,
     printer::{AnswerReader, Printer},
 };
 
 /// Maximum number of prompt tokens in one step.
 const STEP: usize = 512;
+/// Number of snapshots of recurrent states beside the text's own state, to write and to read.
+const SNAPSHOTS: usize = 4;
 
 pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
-    let checkpoint = model_arg::open(&args.model)?;
+    let opened = model_arg::open_files(&args.model)?;
+    let checkpoint = &opened.checkpoint;
     let config = config(&args.sampling, &checkpoint.defaults);
     config.validate(checkpoint.spec.vocab)?;
-    let Prompted { tokens: prompt, thought, .. } = prompt(args, &checkpoint)?;
+    let Prompted { tokens: prompt, thought, .. } = prompt(args, checkpoint)?;
     let context = checkpoint.spec.context;
     if prompt.len() >= context {
         let what = format!("the prompt has {} tokens, and the model's context is {context}", prompt.len());
@@ -48,11 +51,14 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     // The prompt is shorter than the context, and needs room for one more token even if none is requested.
     let least = prompt.len() + 1;
     let tokens = prompt.len().saturating_add(config.max_new_tokens).clamp(least, context);
-    let draft = args.speculation.open(&checkpoint)?;
+    let draft = args.speculation.open(checkpoint)?;
     let drafts = draft.most(args.speculation.speculate.into());
     let step = prompt.len().min(STEP).max(1 + drafts);
     let want = Want { step, least, ..Want::sequences(1, tokens).drafting(drafts) };
-    let Loaded { mut model, drafter, .. } = load_drafting(common, &checkpoint, &draft, want)?;
+    // What a folder can keep of recurrent layers are snapshots.
+    let snapshots = if args.cache.cache_dir.is_some() { SNAPSHOTS } else { 0 };
+    let want = Want { states: want.states + snapshots, ..want };
+    let Loaded { mut model, drafter, .. } = load_drafting(common, checkpoint, &draft, want)?;
     if model.spec().context < tokens {
         let held = model.spec().context;
         output::note(format_args!(
@@ -60,7 +66,8 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
         ));
     }
 
-    let engine = engine_config(&checkpoint, drafts);
+    let folder = load::folder(&args.cache, &opened, &*model)?;
+    let engine = EngineConfig { folder, ..engine_config(checkpoint, drafts) };
     let length = prompt.len();
     let request = inference::Request { thought, ..inference::Request::new(prompt, config.clone()) };
     let mut reader = AnswerReader::new(checkpoint.tokenizer.as_ref(), request.thought.as_ref());
@@ -71,7 +78,7 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
         };
         let generated = complete(&mut *model, drafter, request.clone(), &engine, read)?;
         reader.end(&generated.tail);
-        return output::json(&report(&checkpoint, &*model, &request, reader.answer, &generated));
+        return output::json(&report(checkpoint, &*model, &request, reader.answer, &generated));
     }
     let mut printer = Printer::new(reader, args.thinking.shows());
     let generated = complete(&mut *model, drafter, request, &engine, |token| printer.token(token))?;
@@ -102,6 +109,7 @@ fn report(
         "token_ids": generated.tokens,
         "finish_reason": generated.finish.to_string(),
         "prompt_tokens": request.prompt.len(),
+        "cached_tokens": generated.cached_tokens,
         "thought_tokens": generated.thought_tokens,
         "seed": generated.seed,
         "temperature": request.config.temperature,
@@ -123,8 +131,13 @@ fn pace(prompt: usize, generated: &Generated) -> String {
         0 => String::new(),
         n => format!(", {n} of them for thoughts"),
     };
+    let cached = match generated.cached_tokens {
+        0 => String::new(),
+        n => format!(", {n} of them from the cache, the others"),
+    };
+    let computed = prompt - generated.cached_tokens;
     let prefill = first_token.map_or(String::new(), |time| {
-        format!(" at {}, first token after {:.3} s", rate(prompt, time), time.as_secs_f64())
+        format!("{cached} at {}, first token after {:.3} s", rate(computed, time), time.as_secs_f64())
     });
     // The first token comes from the step of the prompt.
     let decode = decode.map_or(String::new(), |time| format!(" at {}", rate(drawn.saturating_sub(1), time)));
@@ -163,7 +176,11 @@ fn complete(
             ControlFlow::Break(())
         }
     };
-    let generated = generate_drafting(model, drafter, request, engine, each).map_err(CliError::Generate)?;
+    let generated =
+        generate_drafting(model, drafter, request, engine, each).map_err(|error| match error {
+            GenerationError::Start(error) => bitnet::Error::from(error).into(),
+            error => CliError::Generate(error),
+        })?;
     match failed {
         None => Ok(generated),
         Some(e) => Err(CliError::Stdout(e)),

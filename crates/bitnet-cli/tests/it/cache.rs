@@ -87,6 +87,25 @@ fn a_batch_reads_what_an_earlier_one_has_computed() {
 }
 
 #[test]
+fn a_run_reads_the_prompt_of_an_earlier_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().to_str().unwrap();
+    let ids = (0..150u32).map(|p| (p * p % 487).to_string()).collect::<Vec<_>>().join(",");
+    for model in ["synthetic:tiny", "synthetic:hybrid-tiny"] {
+        let args = ["run", model, "--ids", &ids, "-n", "8", "--json", "--device", "cpu", "--seed", "1"];
+        let with = [&args[..], &["--cache-dir", cache]].concat();
+        let runs = [bitnet(&args).json(), bitnet(&with).json(), bitnet(&with).json()];
+        assert!(runs.iter().all(|run| run["token_ids"] == runs[0]["token_ids"]), "{model}: {runs:?}");
+        assert_eq!(runs.map(|run| run["cached_tokens"].clone()), [0, 0, 128].map(Value::from), "{model}");
+    }
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let args = ["run", "synthetic:tiny", "--ids", "1", "--device", "cpu", "--cache-dir"];
+    let error = bitnet(&[&args[..], &[file.to_str().unwrap()]].concat()).failure(1);
+    assert!(error.contains("the folder cannot be used") && error.contains("may write to"), "{error}");
+}
+
+#[test]
 fn a_process_killed_at_any_moment_leaves_a_folder_that_works() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), requests(6)).unwrap();

@@ -2,10 +2,8 @@
 
 use futures_util::future::join_all;
 
-use crate::engine::{Completion, Engine, RequestHandle, Submitter, block_on};
-use crate::request::{
-    GenerationConfig, GenerationError, InvalidConfig, InvalidRequest, Output, Request, SubmitError,
-};
+use crate::engine::{Completion, Engine, GenerationError, RequestHandle, Submitter, block_on};
+use crate::request::{GenerationConfig, InvalidConfig, InvalidRequest, Output, Request, SubmitError};
 
 /// A request of a batch failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

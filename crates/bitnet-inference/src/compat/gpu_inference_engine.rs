@@ -14,8 +14,8 @@ use super::batches::{self, BatchError};
 use super::padded_batch::PaddedBatch;
 use super::throughput_record::{RecordError, ThroughputRecord};
 use crate::engine::metrics::Snapshot;
-use crate::engine::{Engine, EngineConfig, StartError, block_on};
-use crate::request::{GenerationConfig, GenerationError, Request};
+use crate::engine::{Engine, EngineConfig, GenerationError, StartError, block_on};
+use crate::request::{GenerationConfig, Request};
 use crate::sample::random_u64;
 
 /// Batch inference under the name that users of other BitNet engines know. It runs on the backend of its model;

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bitnet_model::{Batch, Model};
+use crossbeam_channel::{Receiver, bounded};
 
-use super::config::EngineConfig;
+use super::config::{EngineConfig, StartError};
 use super::drafter::Drafter;
 use super::step::{Reader, StepLoop};
 use super::stepper::Stepper;
-use crate::request::{End, FinishReason, GenerationConfig, GenerationError, Request, RequestError};
+use crate::request::{
+    End, FinishReason, GenerationConfig, InvalidRequest, Request, RequestError, SubmitError,
+};
 use crate::sample::fresh_seed;
 use crate::schedule::{BatchSizing, Event, Scheduler, SchedulerConfig, SchedulerCounts};
 
@@ -32,6 +35,8 @@ pub struct Generated {
     pub drawn: usize,
     /// Number of tokens of thoughts, markers included.
     pub thought_tokens: usize,
+    /// Number of prompt tokens that a folder held, so that they were not computed.
+    pub cached_tokens: usize,
     /// Time from the first drawn token to the last; `None` if fewer than two were drawn.
     pub decode: Option<Duration>,
     /// Number of drafted tokens.
@@ -40,8 +45,29 @@ pub struct Generated {
     pub accepted: u64,
 }
 
+/// Why a request has no result.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerationError {
+    /// The request was refused.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The request failed after it was accepted.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The folder of the cache cannot be used.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl From<InvalidRequest> for GenerationError {
+    fn from(error: InvalidRequest) -> Self {
+        GenerationError::Submit(error.into())
+    }
+}
+
 /// Runs a request for one choice with a borrowed model on the calling thread, with the engine's scheduler and steps but not
-/// its thread. Of `engine`, only `eos`, `text` and `max_draft` apply. `on_token` is called with each token as soon as it is
+/// its thread. Of `engine`, only `eos`, `text`, `max_draft` and `folder` apply. `on_token` is called with each token as soon as it is
 /// final, and can end the text; later tokens are dropped.
 pub fn generate(
     model: &mut dyn Model,
@@ -67,13 +93,19 @@ pub fn generate_drafting(
     let seed = request.config.seed.unwrap_or_else(fresh_seed);
     let scheduler = Scheduler::new(for_one(model, context, engine));
     let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model))).drafting(drafter.map(|d| d as _));
+    let (wake, woken) = bounded(1);
+    if let Some(folder) = &engine.folder {
+        steps.keep_in(folder, Arc::new(move || drop(wake.try_send(()))))?;
+    }
     let mut text =
         Text { on_token, tokens: Vec::new(), stopped: false, end: None, drawn: 0, first: None, last: None };
     steps.scheduler.submit(0, 0, Arc::new(request), seed);
     text.deliver(&mut steps.scheduler, &mut steps.stepper);
     while text.end.is_none() {
-        assert!(steps.step(&mut text), "a lone sequence always has a step to run");
+        let goes_on = steps.step(&mut text) || wait_for_tier(&steps, &woken);
+        assert!(goes_on, "a lone sequence has a step to run, or waits for its cache");
     }
+    steps.drain_tier(Instant::now());
     let Text { tokens, stopped, end, drawn, first, last, .. } = text;
     let cancelled = End {
         finish: FinishReason::Cancelled,
@@ -93,10 +125,21 @@ pub fn generate_drafting(
         first_token: first.map(|first| first - steps.start()),
         drawn,
         thought_tokens: end.thought_tokens,
+        cached_tokens: end.cached_tokens,
         decode: first.zip(last).filter(|_| drawn > 1).map(|(first, last)| last - first),
         drafted,
         accepted,
     })
+}
+
+/// Waits until the tier below memory can go on; returns false if it has nothing to wait for.
+fn wait_for_tier(steps: &StepLoop<'_>, woken: &Receiver<()>) -> bool {
+    let Some(tier) = &steps.tier else { return false };
+    let deadline = tier.deadline().filter(|_| !tier.is_busy());
+    if let Some(at) = deadline {
+        let _ = woken.recv_timeout(Duration::from_micros(at.saturating_sub(steps.now())));
+    }
+    tier.is_busy() || deadline.is_some()
 }
 
 /// The text so far, and when its tokens were drawn.

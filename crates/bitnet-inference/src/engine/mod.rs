@@ -34,7 +34,7 @@ mod worker;
 pub use arrivals::Arrivals;
 pub use config::{EngineConfig, StartError};
 pub use drafter::{Asked, DraftModelError, Drafter, Drafting, HeadDrafter, ModelDrafter};
-pub use generate::{Generated, generate, generate_drafting};
+pub use generate::{Generated, GenerationError, generate, generate_drafting};
 pub use handle::{Choice, Completion, Elapsed, RequestHandle};
 pub use mailbox::Update;
 pub use park::block_on;
@@ -50,7 +50,7 @@ pub(crate) use submit::Submitter;
 
 use crate::request::{InvalidRequest, Request, SubmitError};
 use crate::schedule::{Scheduler, SchedulerConfig};
-use crate::tier::{Disk, Tier};
+use crate::tier::Tier;
 use config::{check, places};
 use metrics::{Metrics, Recorder};
 use shared::{Command, Shared};
@@ -155,17 +155,12 @@ impl Engine {
         // The limits of the queue bound this channel, because every request is first counted there.
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();
-        let cache = model.cache_bytes();
         let mut steps = StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter);
         if let Some(folder) = &config.folder {
             let wake = control.clone();
-            let wake = Arc::new(move || drop(wake.send(Command::Look)));
-            let bytes = cache.ok_or(StartError::CacheStays)?;
-            steps.scheduler.keep_outside(folder.identity);
-            let tier = Tier::new(Box::new(Disk::open(folder, bytes, wake)?), bytes);
+            steps.keep_in(folder, Arc::new(move || drop(wake.send(Command::Look))))?;
             // Those who ask before the first step already see that there is one.
-            shared.status.lock().tier = Some(tier.counts());
-            steps.tier = Some(tier);
+            shared.status.lock().tier = steps.tier.as_ref().map(Tier::counts);
         }
         let worker =
             Worker::new(steps, submissions, commands, Arc::clone(&shared), max_batch, config.max_wait_time);

@@ -1,12 +1,17 @@
 //! The loop that computes tokens: plan, draft, compute, commit, deliver.
 //! The engine's thread, `generate` and the benchmarks run it, each with its own [`Reader`].
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::config::StartError;
 use super::drafter::Drafter;
 use super::stepper::{StepTimes, Stepper};
 use crate::schedule::{Plan, Scheduler, StepOutcome};
-use crate::tier::Tier;
+use crate::tier::{CacheFolder, Disk, Tier};
+
+/// How long keeping the cache may take at the end.
+const KEEPING: Duration = Duration::from_secs(10);
 
 /// A scheduler and the model that computes its plans. A steady step allocates no memory.
 #[derive(Debug)]
@@ -74,6 +79,18 @@ impl<'m> StepLoop<'m> {
         StepLoop { scheduler, stepper, ..self }
     }
 
+    /// Keeps parts of the cache in a folder, and calls `wake` whenever it has answered.
+    pub(super) fn keep_in(
+        &mut self,
+        folder: &CacheFolder,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> Result<(), StartError> {
+        let bytes = self.stepper.model().cache_bytes().ok_or(StartError::CacheStays)?;
+        self.tier = Some(Tier::new(Box::new(Disk::open(folder, bytes, wake)?), bytes));
+        self.scheduler.keep_outside(folder.identity);
+        Ok(())
+    }
+
     /// Runs a step; returns false if there is nothing to compute.
     pub fn step(&mut self, reader: &mut impl Reader) -> bool {
         if !self.plan(reader) {
@@ -125,10 +142,10 @@ impl<'m> StepLoop<'m> {
         }
     }
 
-    /// Lets the tier keep what is in memory, until this time at the latest.
-    pub(super) fn drain_tier(&mut self, until: Instant) {
+    /// Lets the tier keep what is in memory, for a short time after `end` at most.
+    pub(super) fn drain_tier(&mut self, end: Instant) {
         if let Some(tier) = &mut self.tier {
-            tier.drain(until, &mut self.scheduler, &mut self.stepper);
+            tier.drain(end + KEEPING, &mut self.scheduler, &mut self.stepper);
         }
     }
 

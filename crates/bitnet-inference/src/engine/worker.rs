@@ -21,8 +21,6 @@ use crate::tier::Tier;
 
 /// Check the scheduler's invariants every this many steps; rare enough to be free.
 const INSPECTION: u64 = 1024;
-/// How long the engine's end may take beyond its time, to keep the cache outside memory.
-const KEEPING: Duration = Duration::from_secs(10);
 
 /// The engine's thread, which owns the model, the cache and the scheduler.
 pub(crate) struct Worker {
@@ -103,7 +101,7 @@ impl Worker {
             if complete || self.until.is_some_and(|until| Instant::now() >= until) {
                 self.abort(RequestError::Stopped);
                 let now = Instant::now();
-                self.steps.drain_tier(self.until.map_or(now, |until| until.max(now)) + KEEPING);
+                self.steps.drain_tier(self.until.map_or(now, |until| until.max(now)));
                 return Some(complete);
             }
         }

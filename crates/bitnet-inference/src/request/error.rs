@@ -127,24 +127,6 @@ impl From<ConstraintError> for RequestError {
     }
 }
 
-/// Why a request has no result.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GenerationError {
-    /// The request was refused.
-    #[error(transparent)]
-    Submit(#[from] SubmitError),
-    /// The request failed after it was accepted.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-}
-
-impl From<InvalidRequest> for GenerationError {
-    fn from(error: InvalidRequest) -> Self {
-        GenerationError::Submit(error.into())
-    }
-}
-
 /// Why no token could be drawn from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -12,7 +12,7 @@ mod error;
 pub use answer::{End, FinishReason, Predicted, TokenLogprobs};
 pub use config::{GenerationConfig, InvalidConfig};
 pub use constraint::{Constraint, ConstraintError, TokenSet};
-pub use error::{GenerationError, InvalidRequest, RequestError, SampleError, SubmitError};
+pub use error::{InvalidRequest, RequestError, SampleError, SubmitError};
 
 use bitnet_model::Pooling;
 

@@ -1,12 +1,13 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bitnet_model::Limits;
 
 use bitnet_inference::sim::HashModel;
 use bitnet_inference::{
-    EngineConfig, FinishReason, Generated, GenerationConfig, GenerationError, InvalidRequest, Request,
-    TokenText, generate,
+    CacheFolder, EngineConfig, FinishReason, Generated, GenerationConfig, GenerationError, InvalidRequest,
+    Request, TokenText, generate,
 };
 
 fn model(max_tokens: usize) -> HashModel {
@@ -154,7 +155,7 @@ fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
         let (counts, engine) = (model.counts(), EngineConfig { max_draft, ..EngineConfig::default() });
         let each = |_| ControlFlow::Continue(());
         let done = generate(&mut model, Request::new([1, 2, 1], config.clone()), &engine, each).unwrap();
-        (done, counts.forwards.load(std::sync::atomic::Ordering::Relaxed) as u64)
+        (done, counts.forwards.load(Relaxed) as u64)
     };
     let ((plain, steps), (drafting, fewer)) = (with(0), with(4));
     assert_eq!(drafting.tokens, plain.tokens);
@@ -186,4 +187,40 @@ fn a_recurrent_model_drafts_where_it_has_a_second_state_and_generates_the_same()
         assert_eq!(drafted.tokens, plain.tokens, "{slots} slots");
         assert_eq!(drafted.drafted > drafted.accepted, drafts, "{slots} slots");
     }
+}
+
+#[test]
+fn a_later_process_reads_a_lone_prompt_and_continues_it_with_the_same_tokens() {
+    let prompt: Vec<u32> = (0..200).map(|i| i * 3 % 50).collect();
+    let config = GenerationConfig { max_new_tokens: 20, seed: Some(3), ..Default::default() };
+    for slots in [0, 4] {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("cache");
+        let folder = CacheFolder { path, bytes: 1 << 30, identity: [7; 32], about: "hashes".into() };
+        let kept = EngineConfig { folder: Some(folder), ..engine(&[7]) };
+        let mut computed = Vec::new();
+        for engine in [&engine(&[7]), &kept, &kept] {
+            let limits = Limits { max_tokens: 64, max_logit_rows: 1, kv_blocks: 4, state_slots: slots };
+            let mut model = HashModel::new(50, 300, limits);
+            let counts = model.counts();
+            let request = Request::new(&prompt[..], config.clone());
+            let done = generate(&mut model, request, engine, |_| ControlFlow::Continue(())).unwrap();
+            computed.push((done.tokens, counts.tokens.load(Relaxed)));
+        }
+        let [alone, first, second] = &computed[..] else { unreachable!() };
+        assert_eq!((first, &second.0), (alone, &alone.0));
+        assert_eq!(first.1 - second.1, 192, "{slots} slots");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_refused_before_anything_is_computed() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("file");
+    std::fs::write(&path, "").unwrap();
+    let folder = CacheFolder { path, bytes: 1 << 30, identity: [7; 32], about: "hashes".into() };
+    let kept = EngineConfig { folder: Some(folder), ..engine(&[7]) };
+    let request = Request::new(&[1, 2][..], GenerationConfig::default());
+    let refused = generate(&mut model(64), request, &kept, |_| panic!("a token is computed"));
+    assert!(matches!(refused, Err(GenerationError::Start(_))), "{refused:?}");
 }

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use super::super::batches;
 use super::batch_processor::{BatchHandle, one_token};
-use crate::engine::{RequestHandle, Update};
-use crate::request::{GenerationConfig, GenerationError, Request, RequestError, SubmitError};
+use crate::engine::{GenerationError, RequestHandle, Update};
+use crate::request::{GenerationConfig, Request, RequestError, SubmitError};
 use crate::sample::fresh_seed;
 
 /// Continues texts. Generators on the same engine share its steps.

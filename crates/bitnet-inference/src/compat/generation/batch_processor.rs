@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use super::super::batches;
 use super::super::padded_batch::PaddedBatch;
 use super::super::stateless_forward::StatelessForward;
-use crate::engine::{Batcher, Engine, EngineConfig, RequestHandle, StartError, Submitter};
-use crate::request::{GenerationConfig, GenerationError, Request, SubmitError};
+use crate::engine::{Batcher, Engine, EngineConfig, GenerationError, RequestHandle, StartError, Submitter};
+use crate::request::{GenerationConfig, Request, SubmitError};
 
 /// Maximum number of sequences in one call of a function.
 const MAX_SEQUENCES: usize = 1024;
