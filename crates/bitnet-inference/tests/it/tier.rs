@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bitnet_inference::sim::{Counts, mix};
 use bitnet_inference::{
-    CacheFolder, Completion, Engine, EngineConfig, GenerationConfig, Request, StartError, clear_folder,
-    list_folder,
+    BatchSizing, CacheFolder, Completion, Engine, EngineConfig, GenerationConfig, Request, StartError,
+    clear_folder, list_folder,
 };
 use bitnet_model::Limits;
 
@@ -113,6 +113,26 @@ fn a_salt_and_an_identity_share_nothing() {
     assert_eq!((files(&folder), list_folder(&folder.path).unwrap()), (vec![], vec![]));
 }
 
+#[test]
+fn requests_with_a_long_common_beginning_compute_it_once_over_restarts_too() {
+    let place = tempfile::tempdir().unwrap();
+    let common = prompt(384, 0);
+    let lines: Vec<Vec<u32>> = (0..12).map(|i| [&common[..], &prompt(20, i)].concat()).collect();
+    let computed = |folder: CacheFolder| {
+        let limits = Limits { max_tokens: 64, kv_blocks: 128, ..limits() };
+        let sizing = BatchSizing::Fixed(8);
+        let (engine, counts) = engine_with(limits, EngineConfig { folder: Some(folder), sizing, ..config() });
+        let requests = lines.iter().map(|line| Request::new(line.clone(), greedy(5))).collect();
+        for (handle, line) in engine.submit_all(requests).unwrap().into_iter().zip(&lines) {
+            assert_eq!(handle.wait().unwrap().choices[0].tokens, alone_with(0, line, &greedy(5)));
+        }
+        counts.tokens.load(Relaxed)
+    };
+    // Each line computes its last tokens and those that it generates.
+    let own = 12 * (20 + 4);
+    assert_eq!([0, 1].map(|_| computed(folder(place.path()))), [384 + own, own]);
+}
+
 /// Runs requests of all kinds on engines that start one after another in a folder; returns tokens read.
 fn restarts(slots: usize, kv_blocks: usize, max_draft: usize, folder: &CacheFolder, rounds: u64) -> u64 {
     let mut read = 0;
@@ -202,12 +222,15 @@ fn damage(file: &Path, all: &[PathBuf], chance: u64) {
 
 #[test]
 fn thousands_of_damaged_files_give_no_wrong_token() {
+    let wanted = std::env::var("BITNET_MUTATIONS").map_or(3500, |wanted| wanted.parse().unwrap());
     let (mut damaged, mut noticed, mut read) = (0, 0, 0);
-    for slots in [0, 16] {
+    for (slots, end) in [(0, wanted / 2), (16, wanted)] {
         let place = tempfile::tempdir().unwrap();
         let folder = folder(place.path());
         let prompts: Vec<Vec<u32>> = (0..4).map(|n| prompt(150 + 90 * n, n)).collect();
-        for round in 0..120 {
+        let mut round = 0;
+        while damaged < end {
+            round += 1;
             let engine = with(slots, folder.clone());
             let requests = prompts.iter().map(|p| Request::new(p.clone(), greedy(70))).collect();
             for (handle, prompt) in engine.0.submit_all(requests).unwrap().into_iter().zip(&prompts) {
@@ -229,7 +252,7 @@ fn thousands_of_damaged_files_give_no_wrong_token() {
         }
     }
     println!("{damaged} files damaged, {noticed} noticed, {read} tokens read");
-    assert!(damaged > 3000 && noticed > 300 && read > 3000, "{damaged} {noticed} {read}");
+    assert!(noticed > damaged / 10 && read > damaged, "{damaged} {noticed} {read}");
 }
 
 #[test]
