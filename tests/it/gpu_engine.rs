@@ -36,13 +36,15 @@ fn engine() -> (GpuInferenceEngine, Handle) {
 /// Models with scales for rows, with scales for groups of columns, and with recurrent layers in a rotated basis.
 const MODELS: [&str; 3] = ["tiny", "bonsai-tiny", "hybrid-tiny-rotated"];
 
-fn engine_of(name: &str) -> (GpuInferenceEngine, Handle) {
-    let (tap, handle) = Tap::of(Simulator::default());
+fn model_of(name: &str, limits: Limits, tap: Tap) -> Transformer<Gpu<Tap>> {
     let (model, gpu) = (Synthetic::named(name).unwrap(), Gpu::new(tap).unwrap());
     let state_slots = if model.spec().state_bytes() > 0 { 10 } else { 0 };
-    let limits = Limits { state_slots, ..LIMITS };
-    let model = Transformer::load(model.spec(), &model, gpu, limits, &mut |_, _| {}).unwrap();
-    (GpuInferenceEngine::new(model, EngineConfig::default()).unwrap(), handle)
+    Transformer::load(model.spec(), &model, gpu, Limits { state_slots, ..limits }, &mut |_, _| {}).unwrap()
+}
+
+fn engine_of(name: &str) -> (GpuInferenceEngine, Handle) {
+    let (tap, handle) = Tap::of(Simulator::default());
+    (GpuInferenceEngine::new(model_of(name, LIMITS, tap), EngineConfig::default()).unwrap(), handle)
 }
 
 fn prompt(len: usize, seed: u32) -> Vec<u32> {
@@ -395,5 +397,25 @@ fn a_model_with_recurrent_heads_too_wide_for_the_gpu_is_refused_when_it_is_loade
             }
             other => panic!("{head_dim}: {other:?}"),
         }
+    }
+}
+
+#[test]
+fn a_prompt_that_left_a_gpu_comes_back_from_host_memory_with_the_same_tokens() {
+    for name in ["tiny", "hybrid-tiny-rotated"] {
+        // Room for one text.
+        let limits = Limits { max_tokens: 72, kv_blocks: 2, ..LIMITS };
+        let model = model_of(name, limits, Tap::of(Simulator::default()).0);
+        let engine =
+            Engine::start(model, EngineConfig { host_cache: 1 << 30, ..EngineConfig::default() }).unwrap();
+        let config = GenerationConfig { max_new_tokens: 3, ignore_eos: true, ..GenerationConfig::default() };
+        let [computed, _, read] = [1, 2, 1].map(|seed| {
+            let request = Request::new(prompt(66, seed), config.clone());
+            engine.submit(request).unwrap().wait().unwrap().choices.remove(0).tokens
+        });
+        let status = engine.status();
+        assert_eq!(read, computed, "{name}");
+        let tokens = (status.tier.unwrap().host_tokens, status.scheduler.prefix_hits);
+        assert_eq!(tokens, (64, 64), "{name}");
     }
 }

@@ -135,7 +135,7 @@ pub struct RunArgs {
     pub speculation: Speculation,
     /// Cache flags.
     #[command(flatten)]
-    pub cache: CacheFlags,
+    pub cache: FolderFlags,
 }
 
 /// Flags for how to draw tokens.
@@ -190,9 +190,21 @@ impl Speculation {
     }
 }
 
-/// Flags for a cache that outlives the process.
+/// Flags for where the cache is kept besides the model's own memory.
 #[derive(Debug, Clone, Args)]
 pub struct CacheFlags {
+    /// Flags for a folder.
+    #[command(flatten)]
+    pub folder: FolderFlags,
+    /// Keep what leaves the cache in a GPU's memory in this much host memory, above --cache-dir if that is given: bytes,
+    /// or like 8G; only with a GPU
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub cache_host: Option<u64>,
+}
+
+/// Flags for a cache that outlives the process.
+#[derive(Debug, Clone, Args)]
+pub struct FolderFlags {
     /// Keep the cache in this folder: a prompt that begins as an earlier one, of this or an earlier process, is then read
     /// instead of computed, with the same tokens. Processes can share a folder; it holds prompts and answers, and only
     /// its owner may be able to write to it

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use bitnet::inference::{GenerationError, InvalidConfig};
+use bitnet::inference::{GenerationError, InvalidConfig, StartError};
 use bitnet::kernels::{KernelError, gpu::GpuError};
 use bitnet::model::{ForwardError, ModelError};
 
@@ -84,6 +84,11 @@ impl From<bitnet::Error> for CliError {
             Error::GpuCache { kv } => {
                 let what = format!("a GPU stores keys and values in bf16, not in {kv}");
                 CliError::usage(what, "--kv", "leave it out, or compute with --device cpu")
+            }
+            other @ (Error::HostCache { .. } | Error::Start(StartError::NoGpu)) => {
+                let text = other.to_string();
+                let what = text.split(" (host_cache)").next().unwrap_or_default();
+                CliError::refused(what, "--cache-host", cure)
             }
             other => CliError::Open(other),
         }

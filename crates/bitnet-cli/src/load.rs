@@ -16,7 +16,7 @@ use bitnet::{
 pub use bitnet::load::Want;
 
 use crate::{
-    args::{CacheFlags, Common, Speculation},
+    args::{CacheFlags, Common, FolderFlags, Speculation},
     error::CliError,
     output,
     progress::Progress,
@@ -147,7 +147,7 @@ impl<D: Driver + 'static> Machine<'_, D> {
 
 /// The folder in which the cache is kept, if the flags name one.
 pub fn folder(
-    cache: &CacheFlags,
+    cache: &FolderFlags,
     opened: &Opened,
     model: &dyn Model,
 ) -> Result<Option<CacheFolder>, CliError> {
@@ -173,8 +173,8 @@ pub fn start(
     let config = EngineConfig { max_draft: draft.most(speculation.speculate.into()), ..config };
     let want = Want::engine(config.max_batch_size, config.max_draft, opened.checkpoint.spec.context);
     let Loaded { model, drafter, plan, .. } = load_drafting(common, &opened.checkpoint, &draft, want)?;
-    let folder = folder(cache, &opened, &*model)?;
-    let config = EngineConfig { folder, ..config };
+    let folder = folder(&cache.folder, &opened, &*model)?;
+    let config = EngineConfig { folder, host_cache: cache.cache_host.unwrap_or(0), ..config };
     let model = bitnet::Model::start_drafting(opened, model, drafter, config)?;
     output::note(plan);
     Ok(model)

@@ -37,13 +37,12 @@ mod tier;
 pub use compat::generation;
 pub use engine::{
     Choice, Completion, DraftModelError, Drafter, DrainReport, Elapsed, Engine, EngineConfig, EngineStatus,
-    Generated, GenerationError, HeadDrafter, ModelDrafter, Queue, RequestHandle, StartError, Update, block_on, generate,
-    generate_drafting, metrics,
+    Generated, GenerationError, HeadDrafter, ModelDrafter, Queue, RequestHandle, StartError, Update,
+    block_on, generate, generate_drafting, metrics,
 };
 pub use request::{
-    Constraint, ConstraintError, End, FinishReason, GenerationConfig, InvalidConfig, InvalidRequest,
-    Output, Predicted, Priority, Request, RequestError, SampleError, SubmitError,
-    TokenLogprobs, TokenSet,
+    Constraint, ConstraintError, End, FinishReason, GenerationConfig, InvalidConfig, InvalidRequest, Output,
+    Predicted, Priority, Request, RequestError, SampleError, SubmitError, TokenLogprobs, TokenSet,
 };
 pub use sample::TokenText;
 pub use schedule::BatchSizing;
@@ -70,9 +69,11 @@ pub mod scheduling {
         Arrivals, Asked, Drafting, Draws, Reader, StepFaults, StepLoop, StepTimes, Stepper,
     };
     pub use crate::schedule::{
-        Address, BlockPool, Chain, Event, Pacer, Part, PartKind, Plan, PlannedRun, RunOutcome, SampledToken,
-        Scheduler, SchedulerConfig, SchedulerCounts, SeqId, Sequence, Source, StepLoad, StepModel,
-        StepOutcome, Wish, parts,
+        Address, Begun, BlockPool, Chain, Event, Pacer, Part, PartKind, Plan, PlannedRun, RunOutcome,
+        SampledToken, Scheduler, SchedulerConfig, SchedulerCounts, SeqId, Sequence, Source, StepLoad,
+        StepModel, StepOutcome, Wish, parts,
     };
-    pub use crate::tier::{CacheAccess, Damage, Disk, Entry, Shelf, Tier, Told};
+    pub use crate::tier::{
+        CacheAccess, Damage, Disk, Entry, Given, HostMemory, PartBytes, Shelf, Tier, Told,
+    };
 }

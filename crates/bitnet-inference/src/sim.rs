@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use bitnet_kernels::BackendInfo;
+use bitnet_kernels::{BackendInfo, DeviceStatus, gpu::Recorded};
 use bitnet_model::{
     Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run,
 };
@@ -64,6 +64,7 @@ pub struct HashModel {
     hidden: [Vec<Hidden>; 2],
     counts: Arc<Counts>,
     hook: Option<Hook>,
+    device: Option<DeviceStatus>,
 }
 
 impl HashModel {
@@ -83,12 +84,21 @@ impl HashModel {
         let taken = Vec::with_capacity(limits.max_tokens);
         let order = vec![0.0; vocab];
         let (counts, hidden) = (Arc::default(), Default::default());
-        HashModel { spec, limits, slots, states, taken, order, head: false, hidden, counts, hook: None }
+        let (hook, device) = (None, None);
+        HashModel { spec, limits, slots, states, taken, order, head: false, hidden, counts, hook, device }
     }
 
     /// Gives it a draft head.
     pub fn with_draft_head(self) -> Self {
         HashModel { head: true, ..self }
+    }
+
+    /// Says that it is on a GPU.
+    pub fn on_gpu(self) -> Self {
+        let (memory_used, memory_total, counts) = (0, 1 << 30, Default::default());
+        let device =
+            DeviceStatus { memory_used, memory_total, counts, recorded: Recorded::Never, lost: false };
+        HashModel { device: Some(device), ..self }
     }
 
     /// Calls `hook` before each step, without logits, and after it, with them.
@@ -294,6 +304,10 @@ impl Model for HashModel {
 
     fn backend(&self) -> BackendInfo {
         BackendInfo { device: "hash".into(), isa: "none", threads: 1, kv: "none" }
+    }
+
+    fn device(&self) -> Option<DeviceStatus> {
+        self.device
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {

@@ -20,7 +20,6 @@
 mod batch;
 mod config;
 mod dialects;
-mod folder_metrics;
 mod generate;
 mod http;
 mod identity;
@@ -30,6 +29,7 @@ mod process;
 mod random;
 mod run;
 mod service;
+mod tier_metrics;
 
 pub use batch::{BatchOptions, BatchProgress, BatchRunError, run_batch};
 pub use config::ServerConfig;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bitnet::{
     inference::{
-        Engine, Priority,
+        Engine, Priority, TierCounts,
         metrics::{Counter, Measure, Recorder},
     },
     kernels::HeadCounts,
@@ -19,9 +19,9 @@ use prometheus::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    folder_metrics::{FOLDER_COUNTERS, FOLDER_GAUGES, Kept, Read},
     overload::Overload,
     process,
+    tier_metrics::{self, Kept, Read},
 };
 
 const QUEUE: &[f64] =
@@ -266,12 +266,12 @@ impl Process {
 impl Polled {
     fn new(r: &Registry, engine: &Engine) -> Self {
         let status = engine.status();
-        let (device, folder) = (status.device.is_some(), status.tier.is_some());
+        let device = status.device.is_some();
         let float = |name, help| registered(r, Gauge::new(name, help).expect("a valid name"));
         let age = "How long the current step has been running; 0 between steps.";
         Polled {
-            gauges: gauges(r, [device, status.state_slots > 0, folder]),
-            counters: counters(r, device, folder),
+            gauges: gauges(r, [device, status.state_slots > 0], status.tier),
+            counters: counters(r, device, status.tier),
             usage: float("bitnet_kv_cache_usage_ratio", "Fraction of the cache in use, 0 to 1."),
             step_age: float("bitnet_step_age_seconds", age),
             process: Process::new(r),
@@ -413,15 +413,14 @@ fn phases(r: &Registry) -> HistogramVec {
     registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
 }
 
-fn gauges(r: &Registry, [device, recurrent, folder]: [bool; 3]) -> Vec<(IntGauge, Read)> {
+fn gauges(r: &Registry, [device, recurrent]: [bool; 2], tier: Option<TierCounts>) -> Vec<(IntGauge, Read)> {
     let of_states = STATE_GAUGES.into_iter().filter(|_| recurrent);
     let of_gpu = GPU_GAUGES.into_iter().filter(|_| device);
-    let of_folder = FOLDER_GAUGES.into_iter().filter(|_| folder);
-    let all = GAUGES.into_iter().chain(of_states).chain(of_gpu).chain(of_folder);
+    let all = GAUGES.into_iter().chain(of_states).chain(of_gpu).chain(tier_metrics::gauges(tier));
     all.map(|(name, help, read)| (gauge(r, name, help), read)).collect()
 }
 
-fn counters(r: &Registry, device: bool, folder: bool) -> Vec<(IntCounter, Read)> {
+fn counters(r: &Registry, device: bool, tier: Option<TierCounts>) -> Vec<(IntCounter, Read)> {
     let faults = Opts::new("bitnet_row_faults_total", "Sequences that failed alone, by cause.");
     let faults = registered(r, IntCounterVec::new(faults, &["kind"]).expect("valid"));
     let faults = FAULTS.into_iter().map(|(kind, read)| (faults.with_label_values(&[kind]), read));
@@ -440,8 +439,7 @@ fn counters(r: &Registry, device: bool, folder: bool) -> Vec<(IntCounter, Read)>
     let places = PLACES.into_iter().map(|(place, read)| (placed.with_label_values(&[place]), read));
     let labelled: Vec<(IntCounter, Read)> = drafts.chain(places).collect();
     let of_gpu = GPU_COUNTERS.into_iter().filter(|_| device);
-    let of_folder = FOLDER_COUNTERS.into_iter().filter(|_| folder);
-    let kept = KEPT_COUNTERS.into_iter().chain(of_gpu).chain(of_folder);
+    let kept = KEPT_COUNTERS.into_iter().chain(of_gpu).chain(tier_metrics::counters(tier));
     kept.map(|(name, help, read)| (counter(r, name, help), read)).chain(faults).chain(labelled).collect()
 }
 

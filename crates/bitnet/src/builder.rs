@@ -104,6 +104,13 @@ impl Builder {
         self
     }
 
+    /// Keeps what leaves the cache in a GPU's memory in this many bytes of host memory, above the folder if there is one; 0
+    /// by default. Without a GPU, the model is refused. No token changes.
+    pub fn host_cache(mut self, bytes: u64) -> Self {
+        self.engine.host_cache = bytes;
+        self
+    }
+
     /// Changes other settings of the engine, such as queue limits, waiting times and the recorder.
     pub fn engine(mut self, change: impl FnOnce(&mut EngineConfig)) -> Self {
         change(&mut self.engine);

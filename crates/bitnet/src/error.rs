@@ -50,6 +50,13 @@ pub enum Error {
     DraftHeadOnGpu,
     /// A model cannot draft for another one.
     Draft(#[from] DraftModelError),
+    /// The machine has too little memory for the cache that was to be kept there.
+    HostCache {
+        /// Number of bytes wanted.
+        bytes: u64,
+        /// Number of available bytes.
+        available: u64,
+    },
     /// The engine did not start.
     Start(#[from] StartError),
     /// The request needs a tokenizer, but the model has none.
@@ -92,7 +99,17 @@ impl fmt::Display for Error {
                 let what = text.rsplit_once(": ").map_or(&*text, |(what, _)| what);
                 (what.into(), "draft")
             }
+            Error::HostCache { bytes, available } => (
+                format!(
+                    "{bytes} bytes of host memory were to keep the cache, but only {available} are available"
+                ),
+                "host_cache",
+            ),
             Error::Start(StartError::Folder(e)) => return e.fmt(f),
+            Error::Start(e @ StartError::NoGpu) => {
+                let text = e.to_string();
+                (text.trim_end_matches(" (host_cache)").into(), "host_cache")
+            }
             Error::Start(e) => (e.to_string(), "engine"),
             Error::NoTokenizer { model } => ("the model has no tokenizer".into(), model.as_str()),
             Error::NoEmbeddings { model } => ("the model does not embed texts".into(), model.as_str()),
@@ -132,6 +149,8 @@ impl Error {
                 return text.rsplit_once(": ").map_or("report this", |(_, cure)| cure).to_owned();
             }
             Error::Start(StartError::Folder(e)) => e.cure,
+            Error::HostCache { .. } => "give it less, or free memory",
+            Error::Start(StartError::NoGpu) => "compute on a GPU, or leave it out",
             Error::Start(StartError::CacheStays) => "leave out the folder for the cache",
             Error::Start(_) => "give at least 1 for every limit",
             Error::NoTokenizer { .. } => {

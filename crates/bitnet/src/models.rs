@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use serde_json::Value;
 
 use crate::{
-    Answer, Error, Pieces, Prompted, Request,
+    Answer, Error, Pieces, Prompted, Request, SystemMemory,
     answer::Parts,
     load::{Loaded, Plan},
     open::Opened,
@@ -90,6 +90,10 @@ impl Model {
         plan: Plan,
         config: EngineConfig,
     ) -> Result<Model, Error> {
+        let available = SystemMemory::now().available_bytes;
+        if let Some(available) = available.filter(|&available| config.host_cache > available) {
+            return Err(Error::HostCache { bytes: config.host_cache, available });
+        }
         let Opened { checkpoint, path, notes } = opened;
         let text = checkpoint.tokenizer.clone().map(|t| Arc::new(t) as Arc<dyn TokenText>);
         let eos = config.eos.or_else(|| Some(checkpoint.defaults.eos.clone()));

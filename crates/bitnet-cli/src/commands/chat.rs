@@ -51,7 +51,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
     let shows_thoughts = args.thinking.shows();
     let mut chat = Chat { model, config, thinking, shows_thoughts, stop, messages: Vec::new() };
     chat.reset(args.system.as_deref());
-    let session = match (&args.cache.cache_dir, &args.session) {
+    let session = match (&args.cache.folder.cache_dir, &args.session) {
         (Some(folder), Some(name)) => Some(Session::of(folder, name)?),
         _ => None,
     };
@@ -109,7 +109,7 @@ pub fn run(common: &Common, args: &ChatArgs) -> Result<(), CliError> {
 
 /// Prints the names of the sessions in the folder of the cache.
 fn list_sessions(args: &ChatArgs) {
-    let names = args.cache.cache_dir.as_deref().map(session::names).unwrap_or_default();
+    let names = args.cache.folder.cache_dir.as_deref().map(session::names).unwrap_or_default();
     match names.as_slice() {
         [] => output::note("no session was kept; --cache-dir DIR --session NAME keeps one"),
         names => output::note(names.join("\n")),

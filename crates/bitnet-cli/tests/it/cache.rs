@@ -143,4 +143,7 @@ fn flags_of_the_cache_are_checked() {
         ["batch", "synthetic:tiny", "-", "-", "--device", "cpu", "--cache-dir", file.to_str().unwrap()];
     let error = bitnet(&args).failure(1);
     assert!(error.contains("the folder cannot be used") && error.contains("file"), "{error}");
+    let args = ["batch", "synthetic:tiny", "-", "-", "--device", "cpu", "--cache-host", "1M"];
+    let error = bitnet(&args).failure(1);
+    assert!(error.contains("no GPU computes (--cache-host): compute on a GPU"), "{error}");
 }

@@ -45,6 +45,9 @@ pub struct EngineConfig {
     /// A folder that keeps parts of the cache which leave memory, so that later texts with the same beginning need not be
     /// computed, in other processes too. None by default.
     pub folder: Option<CacheFolder>,
+    /// Bytes of host memory that keep parts of the cache which leave the memory of a GPU; 0 by default. The folder is then
+    /// below it.
+    pub host_cache: u64,
     /// Recorder to report to, in addition to [`Engine::metrics`](super::Engine::metrics).
     pub recorder: Option<Arc<dyn Recorder>>,
 }
@@ -64,6 +67,7 @@ impl Default for EngineConfig {
             eos: None,
             text: None,
             folder: None,
+            host_cache: 0,
             recorder: None,
         }
     }
@@ -83,6 +87,7 @@ impl fmt::Debug for EngineConfig {
             .field("step_limit", &self.step_limit)
             .field("eos", &self.eos)
             .field("folder", &self.folder)
+            .field("host_cache", &self.host_cache)
             .finish_non_exhaustive()
     }
 }
@@ -112,6 +117,9 @@ pub enum StartError {
     /// The model's cache cannot be kept in a folder.
     #[error("the cache of this model stays in its memory")]
     CacheStays,
+    /// A cache in host memory was asked for, but the model's own cache is there.
+    #[error("the cache is in host memory already, because no GPU computes (host_cache)")]
+    NoGpu,
     /// The operating system could not start a thread.
     #[error("cannot start a thread: {message}: close other programs, or raise the limit on threads")]
     Thread { message: String },

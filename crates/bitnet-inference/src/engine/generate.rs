@@ -55,7 +55,7 @@ pub enum GenerationError {
     /// The request failed after it was accepted.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The folder of the cache cannot be used.
+    /// The cache cannot be kept as configured.
     #[error(transparent)]
     Start(#[from] StartError),
 }
@@ -67,8 +67,8 @@ impl From<InvalidRequest> for GenerationError {
 }
 
 /// Runs a request for one choice with a borrowed model on the calling thread, with the engine's scheduler and steps but not
-/// its thread. Of `engine`, only `eos`, `text`, `max_draft` and `folder` apply. `on_token` is called with each token as soon as it is
-/// final, and can end the text; later tokens are dropped.
+/// its thread. Of `engine`, only `eos`, `text`, `max_draft`, `folder` and `host_cache` apply. `on_token` is called with each
+/// token as soon as it is final, and can end the text; later tokens are dropped.
 pub fn generate(
     model: &mut dyn Model,
     request: Request,
@@ -94,9 +94,10 @@ pub fn generate_drafting(
     let scheduler = Scheduler::new(for_one(model, context, engine));
     let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model))).drafting(drafter.map(|d| d as _));
     let (wake, woken) = bounded(1);
-    if let Some(folder) = &engine.folder {
-        steps.keep_in(folder, Arc::new(move || drop(wake.try_send(()))))?;
-    }
+    let wake = move || {
+        let _ = wake.try_send(());
+    };
+    steps.keep_cache(engine, Arc::new(wake))?;
     let mut text =
         Text { on_token, tokens: Vec::new(), stopped: false, end: None, drawn: 0, first: None, last: None };
     steps.scheduler.submit(0, 0, Arc::new(request), seed);

@@ -156,12 +156,10 @@ impl Engine {
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();
         let mut steps = StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter);
-        if let Some(folder) = &config.folder {
-            let wake = control.clone();
-            steps.keep_in(folder, Arc::new(move || drop(wake.send(Command::Look))))?;
-            // Those who ask before the first step already see that there is one.
-            shared.status.lock().tier = steps.tier.as_ref().map(Tier::counts);
-        }
+        let wake = control.clone();
+        steps.keep_cache(&config, Arc::new(move || drop(wake.send(Command::Look))))?;
+        // Those who ask before the first step already see that there is a tier.
+        shared.status.lock().tier = steps.tier.as_ref().map(Tier::counts);
         let worker =
             Worker::new(steps, submissions, commands, Arc::clone(&shared), max_batch, config.max_wait_time);
         let (watched, engine) = bounded(0);

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::config::StartError;
+use super::config::{EngineConfig, StartError};
 use super::drafter::Drafter;
 use super::stepper::{StepTimes, Stepper};
 use crate::schedule::{Plan, Scheduler, StepOutcome};
-use crate::tier::{CacheFolder, Disk, Tier};
+use crate::tier::{Disk, HostMemory, Shelf, Tier};
 
 /// How long keeping the cache may take at the end.
 const KEEPING: Duration = Duration::from_secs(10);
@@ -79,15 +79,32 @@ impl<'m> StepLoop<'m> {
         StepLoop { scheduler, stepper, ..self }
     }
 
-    /// Keeps parts of the cache in a folder, and calls `wake` whenever it has answered.
-    pub(super) fn keep_in(
+    /// Keeps parts of the cache in host memory and in a folder, as configured, and calls `wake` whenever these have
+    /// answered.
+    pub(super) fn keep_cache(
         &mut self,
-        folder: &CacheFolder,
+        config: &EngineConfig,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Result<(), StartError> {
-        let bytes = self.stepper.model().cache_bytes().ok_or(StartError::CacheStays)?;
-        self.tier = Some(Tier::new(Box::new(Disk::open(folder, bytes, wake)?), bytes));
-        self.scheduler.keep_outside(folder.identity);
+        let EngineConfig { folder, host_cache, .. } = config;
+        let model = self.stepper.model();
+        if *host_cache > 0 && model.device().is_none() {
+            return Err(StartError::NoGpu);
+        }
+        if *host_cache == 0 && folder.is_none() {
+            return Ok(());
+        }
+        let bytes = model.cache_bytes().ok_or(StartError::CacheStays)?;
+        let mut shelf: Option<Box<dyn Shelf>> = None;
+        if let Some(folder) = folder {
+            shelf = Some(Box::new(Disk::open(folder, bytes, Arc::clone(&wake))?));
+        }
+        if *host_cache > 0 {
+            shelf = Some(Box::new(HostMemory::new(*host_cache, shelf, wake)));
+        }
+        self.tier = shelf.map(|shelf| Tier::new(shelf, bytes));
+        // Without a folder, no other process reads what this one keeps.
+        self.scheduler.keep_outside(folder.as_ref().map_or([0; 32], |folder| folder.identity));
         Ok(())
     }
 

@@ -11,22 +11,17 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
 use super::folder::{CacheFolder, Folder, FolderError, Missing};
-use super::shelf::{Shelf, ShelfCounts, Told};
+use super::shelf::{Given, PartBytes, Shelf, ShelfCounts, Spare, Told, Wake};
 use crate::schedule::{Part, PartKind, Wish};
 
 /// Bytes of parts on their way to the disk; one part may exceed it.
 const ON_THE_WAY: usize = 256 << 20;
 /// Bytes of parts read ahead.
 const READ_AHEAD: usize = 128 << 20;
-/// Bytes of unused buffers that are kept for the next parts, so that their memory is not mapped again.
-const SPARE: usize = 128 << 20;
 /// How long nothing is written after a write has failed, because the disk may be full.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The folder is looked through again when this process has written this fraction of the limit.
 const LOOK_AFTER: u64 = 16;
-
-/// Calls the engine's thread, so that it looks for answers.
-type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Parts of the cache in a folder.
 pub struct Disk {
@@ -45,7 +40,7 @@ struct Shared {
     wake: Wake,
     /// Bytes on their way to the disk.
     on_the_way: AtomicUsize,
-    spare: Mutex<Vec<Vec<u8>>>,
+    spare: Mutex<Spare>,
     counts: Mutex<ShelfCounts>,
     /// The last load that was stopped, plus one.
     stopped: AtomicU64,
@@ -54,7 +49,7 @@ struct Shared {
 }
 
 enum Write {
-    Keep(Part, Vec<u8>),
+    Keep(Part, PartBytes),
     Forget(Part),
     Flush(Sender<()>),
 }
@@ -97,20 +92,21 @@ impl Disk {
 }
 
 impl Shelf for Disk {
-    fn room(&mut self, bytes: usize) -> Option<Vec<u8>> {
+    fn has_room(&mut self, bytes: usize) -> bool {
         let waiting = self.shared.on_the_way.load(Relaxed);
-        if self.shared.paused.load(Relaxed) || waiting > 0 && waiting + bytes > ON_THE_WAY {
-            return None;
-        }
-        self.shared.on_the_way.fetch_add(bytes, Relaxed);
-        Some(self.shared.buffer(bytes))
+        !self.shared.paused.load(Relaxed) && (waiting == 0 || waiting + bytes <= ON_THE_WAY)
     }
 
-    fn give_back(&mut self, buffer: Vec<u8>) {
-        self.shared.spare(buffer);
+    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        self.shared.spare.lock().take(bytes)
     }
 
-    fn keep(&mut self, part: Part, bytes: Vec<u8>) {
+    fn give_back(&mut self, bytes: PartBytes) {
+        self.shared.spare.lock().put(bytes);
+    }
+
+    fn keep(&mut self, part: Part, bytes: PartBytes) {
+        self.shared.on_the_way.fetch_add(bytes.len(), Relaxed);
         let _ = self.to_write.send(Write::Keep(part, bytes));
     }
 
@@ -145,24 +141,6 @@ impl Shelf for Disk {
 }
 
 impl Shared {
-    /// A buffer of this many bytes, whose content does not matter.
-    fn buffer(&self, bytes: usize) -> Vec<u8> {
-        let mut spare = self.spare.lock();
-        let at = spare.iter().position(|buffer| buffer.capacity() >= bytes);
-        let mut buffer = at.map(|at| spare.swap_remove(at)).unwrap_or_default();
-        drop(spare);
-        buffer.resize(bytes, 0);
-        buffer
-    }
-
-    fn spare(&self, buffer: Vec<u8>) {
-        let mut spare = self.spare.lock();
-        let kept: usize = spare.iter().map(Vec::capacity).sum();
-        if kept + buffer.capacity() <= SPARE || spare.is_empty() {
-            spare.push(buffer);
-        }
-    }
-
     /// Counts a damaged file; returns whether there was an undamaged one.
     fn is_here(&self, found: Result<(), Missing>) -> bool {
         self.counts.lock().damaged += u64::from(matches!(found, Err(Missing::Damaged)));
@@ -210,14 +188,14 @@ impl Writer {
         }
     }
 
-    fn keep(&mut self, part: &Part, bytes: Vec<u8>) {
+    fn keep(&mut self, part: &Part, bytes: PartBytes) {
         let begun = Instant::now();
         let written = match self.resume {
             Some(_) => Ok(None),
             None => self.shared.folder.write(part, &bytes, SystemTime::now()).map(Some),
         };
         self.shared.on_the_way.fetch_sub(bytes.len(), Relaxed);
-        self.shared.spare(bytes);
+        self.shared.spare.lock().put(bytes);
         let mut counts = self.shared.counts.lock();
         match written {
             Ok(Some(bytes)) => {
@@ -290,7 +268,7 @@ impl Reader {
             blocks += 1;
         }
         if wish.needs_state {
-            while blocks > wish.usable && !self.shared.has(&state(&wish.parts[blocks - 1])) {
+            while blocks > wish.usable && !self.shared.has(&wish.parts[blocks - 1].state()) {
                 blocks -= 1;
             }
         }
@@ -306,13 +284,13 @@ impl Reader {
             // Others must not wait for their answers until this load has ended.
             self.looks.try_iter().try_for_each(|(number, wish)| self.look(number, &wish))?;
             let Some(bytes) = goes_on().then(|| self.read(part, now)).flatten() else { break };
-            self.answer(Told::Part { number, kind: PartKind::Block, index, bytes })?;
+            self.answer(given(number, PartKind::Block, index, bytes))?;
             reached = index + 1;
         }
         while wish.needs_state && reached > wish.usable && goes_on() {
             let index = reached - 1;
-            if let Some(bytes) = self.read(&state(&wish.parts[index]), now) {
-                self.answer(Told::Part { number, kind: PartKind::State, index, bytes })?;
+            if let Some(bytes) = self.read(&wish.parts[index].state(), now) {
+                self.answer(given(number, PartKind::State, index, bytes))?;
                 break;
             }
             reached = index;
@@ -321,16 +299,16 @@ impl Reader {
         self.answer(Told::End { number })
     }
 
-    fn read(&self, part: &Part, now: SystemTime) -> Option<Vec<u8>> {
-        let mut buffer = self.shared.buffer(self.shared.bytes.of(part.kind.place(0)));
+    fn read(&self, part: &Part, now: SystemTime) -> Option<PartBytes> {
+        let mut buffer = self.shared.spare.lock().take(self.shared.bytes.of(part.kind.place(0)));
         if !self.shared.is_here(self.shared.folder.read(part, &mut buffer, now)) {
-            self.shared.spare(buffer);
+            self.shared.spare.lock().put(buffer.into());
             return None;
         }
         let mut counts = self.shared.counts.lock();
         counts.read_parts += 1;
         counts.read_bytes += buffer.len() as u64;
-        Some(buffer)
+        Some(buffer.into())
     }
 
     /// Gives an answer, and waits until there is room for it; `None` if nobody wants one any more.
@@ -341,9 +319,8 @@ impl Reader {
     }
 }
 
-/// The state after a block.
-fn state(part: &Part) -> Part {
-    Part { kind: PartKind::State, ..part.clone() }
+fn given(number: u64, kind: PartKind, index: usize, bytes: PartBytes) -> Told {
+    Told::Part(Given { number, kind, index, bytes, from_host: false })
 }
 
 impl fmt::Debug for Disk {

@@ -8,19 +8,21 @@
 mod disk;
 mod entry;
 mod folder;
+mod host;
 mod listing;
 mod shelf;
 
 pub use disk::Disk;
 pub use entry::{Damage, Entry};
 pub use folder::{CacheFolder, FolderError};
+pub use host::HostMemory;
 pub use listing::{Cleared, Listed, clear_folder, list_folder};
-pub use shelf::{Shelf, ShelfCounts, Told};
+pub use shelf::{Given, PartBytes, Shelf, ShelfCounts, Told};
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use bitnet_model::{CacheBytes, CachePlace};
+use bitnet_model::{Batch, CacheBytes, CachePlace};
 
 use crate::schedule::{Begun, Part, PartKind, Scheduler, Wish};
 
@@ -82,8 +84,8 @@ enum Stage {
     Looking,
     /// This many blocks are there.
     Found(usize),
-    /// They are being read; this many parts have been taken in.
-    Loading(usize),
+    /// They are being read; this many parts have been taken in, and this many blocks from host memory.
+    Loading { parts: usize, from_host: usize },
 }
 
 /// Counts of a tier.
@@ -96,12 +98,22 @@ pub struct TierCounts {
     pub misses: u64,
     /// Tokens read instead of computed.
     pub hit_tokens: u64,
+    /// How many of them were in host memory.
+    pub host_tokens: u64,
     /// Texts that were computed because reading took too long or memory was lacking.
     pub given_up: u64,
     /// Parts that left memory while the shelf was busy, and are lost.
     pub dropped: u64,
-    /// The counts of the shelf.
+    /// Time that copying parts out of the model's memory took, in microseconds.
+    pub out_micros: u64,
+    /// Time that copying them in took.
+    pub in_micros: u64,
+    /// The counts of the folder.
     pub shelf: ShelfCounts,
+    /// Whether there is a folder.
+    pub has_folder: bool,
+    /// The counts of host memory below that of a GPU, if it keeps parts.
+    pub host: Option<ShelfCounts>,
 }
 
 impl Tier {
@@ -126,7 +138,8 @@ impl Tier {
 
     /// The counts so far.
     pub fn counts(&self) -> TierCounts {
-        TierCounts { shelf: self.shelf.counts(), ..self.counts }
+        let (shelf, host) = (self.shelf.counts(), self.shelf.host_counts());
+        TierCounts { shelf, host, has_folder: self.shelf.is_lasting(), ..self.counts }
     }
 
     /// Whether there is something to do that needs no answer of the shelf.
@@ -159,7 +172,8 @@ impl Tier {
     /// Copies out what the planned step overwrites, as far as the shelf has room.
     pub fn before_step(&mut self, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
         while let Some((part, place)) = scheduler.next_urgent() {
-            if !self.keep(part.clone(), place, cache) {
+            let kept = self.shelf.has_room(self.bytes.of(place)) && self.keep(part.clone(), place, cache);
+            if !kept {
                 self.counts.dropped += 1;
                 scheduler.is_outside(part.kind, part.address, false);
             }
@@ -186,6 +200,9 @@ impl Tier {
     /// kept.
     pub fn drain(&mut self, until: Instant, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) -> bool {
         self.restart(scheduler);
+        if !self.shelf.is_lasting() {
+            return true;
+        }
         loop {
             while self.shelf.next().is_some() {}
             self.copy_out(scheduler, cache);
@@ -218,11 +235,11 @@ impl Tier {
             }
             match told {
                 Told::Looked { number, blocks } => self.looked(number, blocks, now, scheduler),
-                Told::Part { number, kind, index, bytes } => {
-                    taken += bytes.len();
+                Told::Part(given) => {
+                    taken += given.bytes.len();
                     self.given = now;
-                    self.take_part(number, kind, index, &bytes, scheduler, cache);
-                    self.shelf.give_back(bytes);
+                    self.take_part(&given, scheduler, cache);
+                    self.shelf.give_back(given.bytes);
                 }
                 Told::End { number } => self.end(number, scheduler),
                 Told::Holds(kind, address, yes) => scheduler.is_outside(kind, address, yes),
@@ -245,28 +262,22 @@ impl Tier {
     }
 
     /// Writes a part that was read to the model's memory, as if a sequence that has ended had left it there.
-    fn take_part(
-        &mut self,
-        number: u64,
-        kind: PartKind,
-        index: usize,
-        bytes: &[u8],
-        scheduler: &mut Scheduler,
-        cache: &mut dyn CacheAccess,
-    ) {
+    fn take_part(&mut self, given: &Given, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
+        let Given { number, kind, index, ref bytes, from_host } = *given;
         let Some(at) = self.place(number) else { return };
         // It is put back below.
         let mut wished = self.wishes.remove(at);
         let wish = &mut wished.wish;
-        let wanted = matches!(wished.stage, Stage::Loading(_)) && index < wish.parts.len();
+        let wanted = matches!(wished.stage, Stage::Loading { .. }) && index < wish.parts.len();
         let taken = wanted
             && scheduler.waits_for(wish)
             && match kind {
                 PartKind::Block => self.take_block(wish, index, bytes, scheduler, cache),
                 PartKind::State => self.take_state(wish, index, bytes, scheduler, cache),
             };
-        if let Stage::Loading(parts) = &mut wished.stage {
+        if let Stage::Loading { parts, from_host: host_blocks } = &mut wished.stage {
             *parts += usize::from(taken);
+            *host_blocks += usize::from(taken && from_host && kind == PartKind::Block);
         }
         self.wishes.insert(at, wished);
         if !taken {
@@ -289,7 +300,7 @@ impl Tier {
             None => return false,
         };
         self.before_step(scheduler, cache);
-        let written = cache.write(CachePlace::Block(block), bytes);
+        let written = self.write(CachePlace::Block(block), bytes, cache);
         let part = &wish.parts[index];
         scheduler.end_block(block, before, part, written);
         scheduler.is_outside(PartKind::Block, part.address, true);
@@ -306,11 +317,18 @@ impl Tier {
     ) -> bool {
         self.settle(scheduler, cache);
         let Some(slot) = scheduler.begin_state(wish, index) else { return false };
-        let written = cache.write(CachePlace::State(slot), bytes);
+        let written = self.write(CachePlace::State(slot), bytes, cache);
         if !written {
             scheduler.drop_state(slot);
         }
         scheduler.is_outside(PartKind::State, wish.parts[index].address, true);
+        written
+    }
+
+    fn write(&mut self, place: CachePlace, bytes: &[u8], cache: &mut dyn CacheAccess) -> bool {
+        let begun = Instant::now();
+        let written = cache.write(place, bytes);
+        self.counts.in_micros += begun.elapsed().as_micros() as u64;
         written
     }
 
@@ -334,13 +352,17 @@ impl Tier {
         let Wished { mut wish, stage, .. } = self.wishes.remove(at);
         let before = wish.usable;
         let loaded = match stage {
-            Stage::Loading(parts) if scheduler.refresh(&mut wish) && wish.usable > before => Some(parts),
+            Stage::Loading { parts, from_host } if scheduler.refresh(&mut wish) && wish.usable > before => {
+                Some((parts, from_host))
+            }
             _ => None,
         };
         scheduler.fetched(&wish);
-        if let Some(parts) = loaded {
+        if let Some((parts, from_host)) = loaded {
+            let blocks = wish.usable - before;
             self.counts.hits += 1;
-            self.counts.hit_tokens += ((wish.usable - before) * wish.parts[0].tokens.len()) as u64;
+            self.counts.hit_tokens += (blocks * Batch::BLOCK_TOKENS) as u64;
+            self.counts.host_tokens += (from_host.min(blocks) * Batch::BLOCK_TOKENS) as u64;
             self.loaded.push((wish, parts));
         }
     }
@@ -385,7 +407,7 @@ impl Tier {
     /// what was read for others that still wait.
     fn begin(&mut self, now: u64, scheduler: &mut Scheduler) {
         self.loaded.retain(|(wish, _)| scheduler.waits_for(wish));
-        if self.wishes.iter().any(|wished| matches!(wished.stage, Stage::Loading(_))) {
+        if self.wishes.iter().any(|wished| matches!(wished.stage, Stage::Loading { .. })) {
             return;
         }
         let found = self.wishes.iter_mut().filter(|wished| matches!(wished.stage, Stage::Found(_)));
@@ -397,7 +419,7 @@ impl Tier {
         if promised + blocks.saturating_sub(wish.held) > scheduler.pool().available() {
             return;
         }
-        (*stage, *since) = (Stage::Loading(0), now);
+        (*stage, *since) = (Stage::Loading { parts: 0, from_host: 0 }, now);
         self.shelf.load(*number, wish.clone(), blocks);
     }
 
@@ -420,34 +442,28 @@ impl Tier {
                     continue;
                 }
             }
-            let Some(buffer) = self.shelf.room(size) else { return };
+            if !self.shelf.has_room(size) {
+                return;
+            }
             let part = scheduler.take_leaving().expect("it was shown");
             copied += size.max(1);
             self.credit = self.credit.saturating_sub(if running { size } else { 0 });
-            if !self.fill(part.clone(), place, buffer, cache) {
+            if !self.keep(part.clone(), place, cache) {
                 scheduler.is_outside(part.kind, part.address, false);
             }
         }
     }
 
+    /// Copies a part out and hands it to the shelf; returns whether it was there.
     fn keep(&mut self, part: Part, place: CachePlace, cache: &mut dyn CacheAccess) -> bool {
-        let room = self.shelf.room(self.bytes.of(place));
-        room.is_some_and(|buffer| self.fill(part, place, buffer, cache))
-    }
-
-    /// Copies a part out into a buffer and hands it to the shelf.
-    fn fill(
-        &mut self,
-        part: Part,
-        place: CachePlace,
-        mut buffer: Vec<u8>,
-        cache: &mut dyn CacheAccess,
-    ) -> bool {
+        let mut buffer = self.shelf.buffer(self.bytes.of(place));
+        let begun = Instant::now();
         let read = cache.read(place, &mut buffer);
+        self.counts.out_micros += begun.elapsed().as_micros() as u64;
         if read {
-            self.shelf.keep(part, buffer);
+            self.shelf.keep(part, buffer.into());
         } else {
-            self.shelf.give_back(buffer);
+            self.shelf.give_back(buffer.into());
         }
         read
     }

@@ -1,20 +1,34 @@
 //! What a tier below memory must provide ([`Shelf`]): it keeps parts of the cache and gives them back, in its own time.
-//! A folder on a disk is one, and the simulation has another, which loses, delays and damages parts.
+//! A folder on a disk is one, host memory below that of a GPU another, and the simulation has one that loses, delays and
+//! damages parts.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::schedule::{Address, Part, PartKind, Wish};
 
+/// Bytes of unused buffers that are kept for the next parts, so that their memory is not mapped again.
+const SPARE: usize = 128 << 20;
+
+/// The bytes of a part, which a shelf and the shelf below it can hold together.
+pub type PartBytes = Arc<Vec<u8>>;
+
+/// Calls the engine's thread, so that it looks for answers.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
+
 /// Keeps parts of the cache. No call waits, except [`Shelf::flush`].
 pub trait Shelf: Send {
-    /// A buffer of this many bytes for a part to keep, or `None` while too much is on its way.
-    fn room(&mut self, bytes: usize) -> Option<Vec<u8>>;
+    /// Whether a part of this many bytes can be kept now; it cannot while too much is on its way.
+    fn has_room(&mut self, bytes: usize) -> bool;
 
-    /// Takes back a buffer that is not needed any more.
-    fn give_back(&mut self, buffer: Vec<u8>);
+    /// A buffer of this many bytes, whose content does not matter.
+    fn buffer(&mut self, bytes: usize) -> Vec<u8>;
 
-    /// Keeps a part, whose bytes are in a buffer from [`Shelf::room`], or loses it.
-    fn keep(&mut self, part: Part, bytes: Vec<u8>);
+    /// Takes back bytes that are not needed any more.
+    fn give_back(&mut self, bytes: PartBytes);
+
+    /// Keeps a part, for which there is room, or loses it.
+    fn keep(&mut self, part: Part, bytes: PartBytes);
 
     /// Loses a part.
     fn forget(&mut self, part: Part);
@@ -36,8 +50,41 @@ pub trait Shelf: Send {
     /// Waits until all parts are kept, at most until this time; returns whether they are.
     fn flush(&mut self, until: Instant) -> bool;
 
-    /// The counts so far.
+    /// Whether parts are kept when the process ends.
+    fn is_lasting(&self) -> bool {
+        true
+    }
+
+    /// The counts so far, those of a folder.
     fn counts(&self) -> ShelfCounts;
+
+    /// The counts of host memory, if it is a shelf.
+    fn host_counts(&self) -> Option<ShelfCounts> {
+        None
+    }
+}
+
+/// Buffers that are not used.
+#[derive(Debug, Default)]
+pub(super) struct Spare(Vec<Vec<u8>>);
+
+impl Spare {
+    /// A buffer of this many bytes, whose content does not matter.
+    pub fn take(&mut self, bytes: usize) -> Vec<u8> {
+        let at = self.0.iter().position(|buffer| buffer.capacity() >= bytes);
+        let mut buffer = at.map(|at| self.0.swap_remove(at)).unwrap_or_default();
+        buffer.resize(bytes, 0);
+        buffer
+    }
+
+    /// Takes a buffer back, unless others still use it.
+    pub fn put(&mut self, bytes: PartBytes) {
+        let Some(buffer) = Arc::into_inner(bytes) else { return };
+        let kept: usize = self.0.iter().map(Vec::capacity).sum();
+        if kept + buffer.capacity() <= SPARE || self.0.is_empty() {
+            self.0.push(buffer);
+        }
+    }
 }
 
 /// An answer of a [`Shelf`].
@@ -51,16 +98,7 @@ pub enum Told {
         blocks: usize,
     },
     /// A part, undamaged.
-    Part {
-        /// The number of the load.
-        number: u64,
-        /// Block or state.
-        kind: PartKind,
-        /// Index of the block, or of the block before the state.
-        index: usize,
-        /// Its bytes.
-        bytes: Vec<u8>,
-    },
+    Part(Given),
     /// A load has ended.
     End {
         /// The number of the load.
@@ -68,6 +106,21 @@ pub enum Told {
     },
     /// A part is here, or is not any more.
     Holds(PartKind, Address, bool),
+}
+
+/// A part that a [`Shelf`] gives.
+#[derive(Debug)]
+pub struct Given {
+    /// The number of the load.
+    pub number: u64,
+    /// Block or state.
+    pub kind: PartKind,
+    /// Index of the block, or of the block before the state.
+    pub index: usize,
+    /// Its bytes.
+    pub bytes: PartBytes,
+    /// Whether they come from host memory.
+    pub from_host: bool,
 }
 
 /// Counts of a [`Shelf`].

@@ -7,6 +7,7 @@ mod drafts;
 mod engine;
 mod faults;
 mod generate;
+mod host_cache;
 mod limits;
 mod names;
 mod overhead;

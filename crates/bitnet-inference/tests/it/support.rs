@@ -67,6 +67,7 @@ pub fn slow_engine(config: EngineConfig, each: Duration) -> (Engine, Arc<Counts>
 
 pub fn engine_with(limits: Limits, config: EngineConfig) -> (Engine, Arc<Counts>) {
     let model = HashModel::new(VOCAB, CONTEXT, limits);
+    let model = if config.host_cache > 0 { model.on_gpu() } else { model };
     let counts = model.counts();
     (Engine::start(model, config).unwrap(), counts)
 }

@@ -42,12 +42,12 @@ fn every_api_counts_what_came_from_the_folder_and_salts_separate_tenants() {
     };
     let first = server_with_folder(place.path());
     let [alone, ..] = ask(&first, "a");
-    assert_eq!((alone, first.metric("bitnet_cache_folder_hits_total")), (0, 0.0));
+    assert_eq!((alone, first.metric("bitnet_cache_tier_hits_total")), (0, 0.0));
     first.join();
     let second = server_with_folder(place.path());
     let cached = ask(&second, "a");
     assert!(cached.iter().all(|&tokens| tokens >= 64), "{cached:?}");
-    assert!(second.metric("bitnet_cache_folder_hits_total") >= 1.0);
+    assert!(second.metric("bitnet_cache_tier_hits_total") >= 1.0);
     assert!(second.metric("bitnet_cache_folder_hits_tokens_total") >= 64.0);
     assert!(second.metric("bitnet_cache_folder_read_bytes_total") > 1000.0);
     assert_eq!(second.metric("bitnet_cache_folder_damaged_total"), 0.0);
@@ -79,5 +79,5 @@ fn a_server_without_a_folder_has_no_metrics_of_one() {
         Default::default(),
         Duration::ZERO,
     );
-    assert!(!server.get("/metrics").text().contains("bitnet_cache_folder"));
+    assert!(!server.get("/metrics").text().contains("bitnet_cache_"));
 }

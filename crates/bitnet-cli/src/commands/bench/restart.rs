@@ -15,7 +15,7 @@ use bitnet::{
 use serde::Serialize;
 
 use crate::{
-    args::{BenchArgs, CacheFlags, Common, Speculation},
+    args::{BenchArgs, CacheFlags, Common, FolderFlags, Speculation},
     error::CliError,
     load, model_arg, output,
 };
@@ -52,7 +52,8 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
     let model = args.model.as_deref().unwrap_or_default();
     let place = args.restart_in.clone().unwrap_or_else(std::env::temp_dir);
     let folder = tempfile::tempdir_in(&place).map_err(CliError::file("write", &place))?;
-    let cache = CacheFlags { cache_dir: Some(folder.path().join("cache")), cache_size: u64::MAX };
+    let cache_dir = Some(folder.path().join("cache"));
+    let cache = CacheFlags { folder: FolderFlags { cache_dir, cache_size: u64::MAX }, cache_host: None };
     let computed = start(common, model, tokens, &cache)?;
     let read = start(common, model, tokens, &cache)?;
     if computed.token != read.token {

@@ -2,7 +2,7 @@
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
 //! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state. Half of the
 //! seeds have a tier below memory, whose shelf they share with a second scheduler that runs at the same time, as another
-//! process would.
+//! process would; half of these have host memory above the shelf.
 //! `BITNET_SIM_SEEDS` sets the number of schedules,
 //! `BITNET_SIM_FIRST` the first seed; a failure reports its own.
 
@@ -25,7 +25,7 @@ use crate::engine::{Stepper, panic_message};
 use crate::request::{FinishReason, GenerationConfig, Output, Priority, Request, RequestError, SampleError};
 use crate::sample::{Draw, Sampler, Scan, StopMatcher, TokenText};
 use crate::sim::{HashModel, Hook, Oracle, mix};
-use crate::tier::Tier;
+use crate::tier::{HostMemory, Shelf, Tier};
 use faults::Planted;
 use shelf::{SimShelf, Store};
 
@@ -208,9 +208,13 @@ impl World {
 
     /// Gives this world a tier with a shelf.
     fn sharing(mut self, store: &Store, seed: u64) -> World {
-        let shelf = SimShelf::new(Arc::clone(store), seed, self.planted);
+        let mut shelf: Box<dyn Shelf> = Box::new(SimShelf::new(Arc::clone(store), seed, self.planted));
         let bytes = self.stepper.model().cache_bytes().expect("a hash model's cache can be copied out");
-        self.tier = Some(Tier::new(Box::new(shelf), bytes));
+        if seed % 8 >= 6 {
+            let limit = (bytes.block + bytes.state) * (2 + Rng(mix(seed, 11) >> 1).below(24));
+            shelf = Box::new(HostMemory::new(limit as u64, Some(shelf), Arc::new(|| {})));
+        }
+        self.tier = Some(Tier::new(shelf, bytes));
         self.scheduler.keep_outside([0; 32]);
         // What all worlds begin texts with.
         let mut rng = Rng(5);
@@ -463,6 +467,8 @@ impl World {
             ("drafts rolled back", recurrent && counts.drafted > counts.accepted),
             ("lost state", world.stepper.faults().rolled_back > 0),
             ("read from a shelf", tier.hit_tokens > 0),
+            ("read from host memory", tier.host.is_some_and(|host| host.read_parts > 0)),
+            ("left host memory", tier.host.is_some_and(|host| host.evicted > 0)),
             ("copied out", tier.shelf.written_parts > 0),
             ("damaged part", tier.shelf.damaged > 0),
             ("given up", tier.given_up > 0),

@@ -9,7 +9,7 @@ use bitnet_model::CachePlace;
 
 use super::sequence::Fetch;
 use super::*;
-use crate::tier::{CacheAccess, Shelf, ShelfCounts, Told};
+use crate::tier::{CacheAccess, Given, PartBytes, Shelf, ShelfCounts, Told};
 
 /// Parts of all worlds that share a shelf.
 pub(super) type Store = Arc<Mutex<BTreeMap<(bool, Address), (Part, Vec<u8>)>>>;
@@ -81,19 +81,20 @@ impl SimShelf {
     }
 }
 
-fn state(part: &Part) -> Part {
-    Part { kind: PartKind::State, ..part.clone() }
-}
-
 impl Shelf for SimShelf {
-    fn room(&mut self, bytes: usize) -> Option<Vec<u8>> {
+    fn has_room(&mut self, _: usize) -> bool {
         // A full disk.
-        (!self.rng.one_in(20)).then(|| vec![0; bytes])
+        !self.rng.one_in(20)
     }
 
-    fn give_back(&mut self, _: Vec<u8>) {}
+    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        vec![0; bytes]
+    }
 
-    fn keep(&mut self, part: Part, bytes: Vec<u8>) {
+    fn give_back(&mut self, _: PartBytes) {}
+
+    fn keep(&mut self, part: Part, bytes: PartBytes) {
+        let bytes = bytes.to_vec();
         let kept = !self.rng.one_in(20);
         let (kind, address) = (part.kind, part.address);
         if kept {
@@ -114,7 +115,7 @@ impl Shelf for SimShelf {
         while wish.parts.get(blocks).is_some_and(|part| self.has(part)) {
             blocks += 1;
         }
-        while wish.needs_state && blocks > wish.usable && !self.has(&state(&wish.parts[blocks - 1])) {
+        while wish.needs_state && blocks > wish.usable && !self.has(&wish.parts[blocks - 1].state()) {
             blocks -= 1;
         }
         self.answer(Told::Looked { number, blocks });
@@ -129,7 +130,7 @@ impl Shelf for SimShelf {
             reached += 1;
         }
         while wish.needs_state && reached > wish.usable {
-            if let Some(bytes) = self.read(&state(&wish.parts[reached - 1])) {
+            if let Some(bytes) = self.read(&wish.parts[reached - 1].state()) {
                 parts.push((PartKind::State, reached - 1, bytes));
                 break;
             }
@@ -137,7 +138,8 @@ impl Shelf for SimShelf {
         }
         for (kind, mut index, mut bytes) in parts {
             self.sabotage(&mut index, &mut bytes);
-            self.answer(Told::Part { number, kind, index, bytes });
+            let bytes = bytes.into();
+            self.answer(Told::Part(Given { number, kind, index, bytes, from_host: false }));
         }
         self.answer(Told::End { number });
     }
@@ -201,8 +203,7 @@ impl World {
             let parts = parts(&[0; 32], 0, &[1; BLOCK], PartKind::Block).collect();
             let id = SeqId { request: 0, choice: 0 };
             let (slot, trail) = (0, wish::Trail::none());
-            let mut wish =
-                Wish { id, salt: 0, parts, held: 0, usable: 0, needs_state: false, slot, trail };
+            let mut wish = Wish { id, salt: 0, parts, held: 0, usable: 0, needs_state: false, slot, trail };
             let _ = self.scheduler.begin_block(&mut wish, 0);
         }
         if self.planted == Some(Planted::ForgottenFetch) {

@@ -439,10 +439,12 @@ function picture(stats, now) {
   const blocks = value("bitnet_kv_blocks");
   at("cache").textContent = blocks ? (100 * value("bitnet_kv_blocks_used") / blocks).toFixed(0) + " %" : "–";
   const found = value("bitnet_prefix_cache_hits_tokens_total");
-  const read = Math.min(found, value("bitnet_cache_folder_hits_tokens_total"));
+  const read = [stats.bitnet_cache_host_hits_tokens_total, stats.bitnet_cache_folder_hits_tokens_total]
+    .map(metric => metric?.[0].value);
   at("computed").textContent = value("bitnet_prefix_cache_queries_tokens_total") - found;
-  at("in-memory").textContent = found - read;
-  at("from-disk").textContent = stats.bitnet_cache_folder_hits_tokens_total ? read : "–";
+  at("in-memory").textContent = Math.max(0, found - (read[0] ?? 0) - (read[1] ?? 0));
+  at("from-host").textContent = read[0] ?? "–";
+  at("from-disk").textContent = read[1] ?? "–";
   paint();
 }
 
