@@ -5,10 +5,11 @@ use std::path::Path;
 use bitnet_inference::sampling::random_u64;
 use bitnet_kernels::{
     Backend, Drawn, Reference, SamplingParams, Wanted,
-    gpu::{Counts, Gpu, recordings_bytes},
+    gpu::{Counts, Gpu},
 };
 use bitnet_model::{
-    Activation, Batch, Checkpoint, Limits, Logits, Model, ModelSpec, Synthetic, Target, Transformer, convert,
+    Activation, Batch, Checkpoint, Limits, Logits, Model, ModelFootprint, ModelSpec, Synthetic, Target,
+    Transformer, convert,
 };
 use bitnet_tests::{Handle, Null, Simulator, Tap, all_forms, distances};
 
@@ -466,13 +467,13 @@ fn serve(prompt: usize) -> Served {
 fn no_step_launches_more_than_the_plan_has_room_to_record() {
     for source in [tiny(), odd(), grouped(), recurrent(), rotated()] {
         let mut model = load(&source, Gpu::new(Null::default()).unwrap());
-        let planned = bitnet::load::Home::Gpu.recordings(source.spec());
         for (length, others) in [(1, 0), (16, 0), (1, 3), (5, 2)] {
             let before = model.backend_ref().counts().launches;
             let sequence = tokens(&source, length, 1);
             steps(&mut model, &sequence, &vec![&sequence[..]; others], &[length]);
             let launches = model.backend_ref().counts().launches - before;
-            assert!(recordings_bytes(launches as usize) as u64 <= planned, "{launches} launches");
+            let planned = ModelFootprint::new(model.backend_ref(), source.spec(), &source).max_launches();
+            assert!(launches as usize <= planned, "{launches} launches");
         }
     }
 }

@@ -1,4 +1,4 @@
-use std::{fmt, time::Duration};
+use std::{collections::HashMap, fmt, time::Duration};
 
 use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, LoadedCode, table::Kernel};
 
@@ -10,6 +10,8 @@ const APART: u64 = 1 << 40;
 pub struct Null {
     info: DeviceInfo,
     allocations: u64,
+    /// Bytes of every allocation that is not freed, by address.
+    held: HashMap<u64, usize>,
 }
 
 impl Default for Null {
@@ -32,6 +34,7 @@ impl Default for Null {
                 code: LoadedCode::default(),
             },
             allocations: 0,
+            held: HashMap::new(),
         }
     }
 }
@@ -42,6 +45,11 @@ impl Null {
         let mut null = Null::default();
         change(&mut null.info);
         null
+    }
+
+    /// Bytes that are allocated and not freed.
+    pub fn held(&self) -> usize {
+        self.held.values().sum()
     }
 }
 
@@ -61,12 +69,16 @@ impl Driver for Null {
         Ok(self.info.memory)
     }
 
-    fn alloc(&mut self, _bytes: usize, _what: &'static str) -> Result<u64, GpuError> {
+    fn alloc(&mut self, bytes: usize, _what: &'static str) -> Result<u64, GpuError> {
         self.allocations += 1;
-        Ok(self.allocations * APART)
+        let address = self.allocations * APART;
+        self.held.insert(address, bytes);
+        Ok(address)
     }
 
-    fn free(&mut self, _address: u64) {}
+    fn free(&mut self, address: u64) {
+        self.held.remove(&address);
+    }
 
     fn write(&mut self, _address: u64, _bytes: &[u8]) -> Result<(), GpuError> {
         Ok(())

@@ -186,6 +186,11 @@ impl Part {
         matches!(self, Part::ExpertGate | Part::ExpertUp | Part::ExpertDown)
     }
 
+    /// Whether its tensor is a parameter of a gated-delta layer: neither a projection nor a norm.
+    pub(crate) fn is_of_delta(self) -> bool {
+        matches!(self, Part::Convolution | Part::Decay | Part::TimeBias | Part::DeltaNorm)
+    }
+
     pub(crate) fn input_width(self, spec: &ModelSpec) -> usize {
         self.projection(spec).map_or(0, |[_, inputs]| inputs)
     }

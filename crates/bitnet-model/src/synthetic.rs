@@ -86,7 +86,9 @@ impl Synthetic {
                 TensorKind::Dense => "random bf16",
                 TensorKind::Norm => "random f32",
             };
-            TensorEntry { stored_name: name.clone(), name, shape, stored: stored.into(), kind }
+            let dtype = (kind == TensorKind::Dense).then_some(DType::BF16);
+            let group = (kind == TensorKind::Grouped).then_some(TernaryTensor::WIDE);
+            TensorEntry { stored_name: name.clone(), name, shape, stored: stored.into(), kind, dtype, group }
         });
         let entries = entries.collect();
         Synthetic { spec, entries }

@@ -53,6 +53,11 @@ impl DType {
         }
     }
 
+    /// Bytes of a row of `cols` elements, which are whole blocks.
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        cols / self.block_elements() * self.block_bytes()
+    }
+
     /// Bytes of one block.
     pub const fn block_bytes(self) -> usize {
         match self {

@@ -138,7 +138,7 @@ impl BitNetTensor {
 
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
-        self.cols() / self.dtype.block_elements() * self.dtype.block_bytes()
+        self.dtype.row_bytes(self.cols())
     }
 
     /// Decodes row `row` to f32; exact wherever f32 can represent the stored value.

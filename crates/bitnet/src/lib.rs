@@ -59,7 +59,6 @@ mod prompted;
 mod request;
 #[cfg(feature = "json")]
 pub mod schema;
-mod sizes;
 pub mod thought;
 
 pub use answer::{Answer, Piece, Pieces};

@@ -10,12 +10,12 @@ use std::{
 
 use bitnet_inference::{Drafter, HeadDrafter, ModelDrafter};
 use bitnet_kernels::{
-    Backend, Cpu, Isa, KernelError, KvType,
+    Cpu, Footprint, Isa, KernelError, KvType,
     gpu::{Cuda, Driver, Gpu, GpuError, RecordingState},
 };
-use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelError, ModelSpec, Transformer};
+pub use bitnet_model::WeightBytes;
+use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelError, ModelFootprint, ModelSpec, Transformer};
 
-pub use crate::sizes::{Home, WeightBytes};
 use crate::{
     Error, Memory, SystemMemory, default_threads,
     draft::{Head, OpenDraft},
@@ -308,9 +308,8 @@ fn on_cpu(
         let cpu = machine.cpu()?;
         Ok(if want.all_logits { cpu.for_all_logits() } else { cpu })
     };
-    let home = Home::Cpu(machine.kv.unwrap_or_default());
-    let available = SystemMemory::now().available_bytes;
-    on(cpu, home, (machine.memory, available), checkpoint, draft, want, progress)
+    let memory = (machine.memory, SystemMemory::now().available_bytes);
+    on(cpu, memory, checkpoint, (draft, draft.head != Head::Unused), want, progress)
 }
 
 fn on_gpu<D: Driver + 'static>(
@@ -337,34 +336,31 @@ fn on_gpu<D: Driver + 'static>(
         let gpu = first.take().map_or_else(|| open(index).and_then(Gpu::new), Ok)?;
         Ok(if want.all_logits { gpu.for_all_logits() } else { gpu })
     };
-    Ok(Loaded { gpu: Some(used), ..on(backend, Home::Gpu, memory, checkpoint, draft, want, progress)? })
+    Ok(Loaded { gpu: Some(used), ..on(backend, memory, checkpoint, (draft, false), want, progress)? })
 }
 
-fn on<B: Backend + 'static>(
+/// Loads on a backend, with the model's draft head if `head`.
+fn on<B: Footprint + 'static>(
     mut backend: impl FnMut() -> Result<B, Error>,
-    home: Home,
     memory: (Option<Memory>, Option<u64>),
     checkpoint: &Checkpoint,
-    draft: &OpenDraft,
+    (draft, head): (&OpenDraft, bool),
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
     let start = Instant::now();
     let own = backend()?;
-    let all_logits = !own.shortlists();
-    let head = draft.head != Head::Unused && home != Home::Gpu;
     let spec = ModelSpec { draft_head: head, ..checkpoint.spec.clone() };
-    let weights = home.weights(checkpoint, all_logits)?;
-    let mut beside = Beside { weights: if head { home.draft_head(checkpoint) } else { 0 }, model: None };
-    if let Some(smaller) = &draft.model {
-        beside.weights += home.weights(smaller, all_logits)?.total;
-        beside.model = Some(&smaller.spec);
-    }
-    let plan = plan(memory, home, &spec, weights.total, beside, want)?;
+    let footprint = ModelFootprint::new(&own, &spec, &*checkpoint.tensors);
+    let smaller = draft.model.as_ref().map(|model| ModelFootprint::new(&own, &model.spec, &*model.tensors));
+    let bytes = |limits| {
+        footprint.bytes(limits) + smaller.as_ref().map_or(0, |smaller| smaller.bytes(without_states(limits)))
+    };
+    let (weights, plan) = (footprint.weights(), plan(memory, &spec, &bytes, want)?);
     let model = Transformer::load(&spec, &*checkpoint.tensors, own, plan.limits, progress)?;
     let drafter: Option<Box<dyn Drafter>> = match &draft.model {
         Some(smaller) => {
-            let limits = Limits { state_slots: 0, ..plan.limits };
+            let limits = without_states(plan.limits);
             let smaller =
                 Transformer::load(&smaller.spec, &*smaller.tensors, backend()?, limits, &mut |_, _| {})?;
             Some(Box::new(ModelDrafter::new(Box::new(smaller), plan.limits)?))
@@ -383,13 +379,9 @@ fn on<B: Backend + 'static>(
     })
 }
 
-/// What drafts for a model takes memory beside it.
-#[derive(Debug, Clone, Copy, Default)]
-struct Beside<'a> {
-    /// Bytes of weights.
-    weights: u64,
-    /// A smaller model, with steps and blocks of its own.
-    model: Option<&'a ModelSpec>,
+/// The limits of a smaller model that drafts, which has no recurrent layers.
+fn without_states(limits: Limits) -> Limits {
+    Limits { state_slots: 0, ..limits }
 }
 
 /// How a model's memory is used.
@@ -437,29 +429,23 @@ impl fmt::Display for Plan {
 
 /// Plans the step first: the full size if that leaves room for a useful cache, otherwise half of it, and so on down to
 /// one prompt chunk in addition to one token of every sequence. The cache gets the rest. In a model with recurrent
-/// layers, half of the rest goes to states, or more if the cache cannot use its half.
+/// layers, half of the rest goes to states, or more if the cache cannot use its half. `bytes` is what the model takes.
 fn plan(
     (limit, available): (Option<Memory>, Option<u64>),
-    home: Home,
     spec: &ModelSpec,
-    weights: u64,
-    beside: Beside<'_>,
+    bytes: &dyn Fn(Limits) -> u64,
     want: Want,
 ) -> Result<Plan, Error> {
-    let rows = |step| if want.all_logits { step } else { want.sequences.max(1 + want.drafts) };
+    let limits = |step, kv_blocks, state_slots| {
+        let rows = if want.all_logits { step } else { want.sequences.max(1 + want.drafts) };
+        Limits { max_tokens: step, max_logit_rows: rows, kv_blocks, state_slots }
+    };
+    let bytes = |step, blocks, states| bytes(limits(step, blocks, states));
     let blocks = |tokens: usize| want.sequences * tokens.div_ceil(Batch::BLOCK_TOKENS);
-    let of_smaller = beside.model.map_or(0, |smaller| home.block(smaller));
-    let (block, state) = (home.block(spec) + of_smaller, spec.state_bytes() as u64);
-    let weights = weights + beside.weights;
-    let (most_states, least_states) = if state > 0 { (want.states, want.least_states) } else { (0, 0) };
+    let state_bytes = spec.state_bytes();
+    let (most_states, least_states) = if state_bytes > 0 { (want.states, want.least_states) } else { (0, 0) };
     // One for a sequence and one for a snapshot.
     let useful_states = least_states.max(most_states.min(2));
-    let bytes = |step, blocks: usize, states: usize| {
-        let smaller =
-            beside.model.map_or(0, |smaller| home.recordings(smaller) + home.step(smaller, step, rows(step)));
-        let steps = home.recordings(spec) + home.step(spec, step, rows(step)) + smaller;
-        weights + steps + blocks as u64 * block + states as u64 * state
-    };
     let (most_blocks, least_blocks) = (blocks(want.tokens), blocks(want.least));
     // One request of the maximum length, or the minimum for every sequence if that is more.
     let useful_blocks = least_blocks.max(want.tokens.div_ceil(Batch::BLOCK_TOKENS));
@@ -477,32 +463,51 @@ fn plan(
     let step = halves.into_iter().find(|&step| useful(step));
     let chunk_fits = bytes(chunk, least_blocks, least_states) <= budget;
     let step = step.unwrap_or(if chunk_fits { chunk } else { smallest });
-    let rest = budget - bytes(step, 0, 0);
-    let beside = |blocks: usize| rest.saturating_sub(blocks as u64 * block).checked_div(state).unwrap_or(0);
-    let states = (rest / 2).checked_div(state).unwrap_or(0).max(beside(most_blocks));
-    let states = states.min(beside(if useful(step) { useful_blocks } else { least_blocks }));
-    let state_slots = (states as usize).clamp(least_states, most_states);
-    let room = ((rest - state_slots as u64 * state) / block) as usize;
-    let kv_blocks = room.min(most_blocks);
-    let limits = Limits { max_tokens: step, max_logit_rows: rows(step), kv_blocks, state_slots };
+    let half = budget - (budget - bytes(step, 0, 0)) / 2;
+    let states = |blocks, budget| most(most_states, |states| bytes(step, blocks, states) <= budget);
+    let kept = if useful(step) { useful_blocks } else { least_blocks };
+    let state_slots = states(0, half).max(states(most_blocks, budget)).min(states(kept, budget));
+    let state_slots = state_slots.max(least_states);
+    let kv_blocks = most(most_blocks, |blocks| bytes(step, blocks, state_slots) <= budget);
     let bytes = Some(bytes(step, kv_blocks, state_slots));
-    Ok(Plan { limits, context: spec.context, bytes, state_bytes: spec.state_bytes() })
+    Ok(Plan { limits: limits(step, kv_blocks, state_slots), context: spec.context, bytes, state_bytes })
+}
+
+/// The largest number up to `limit` that fits, if all smaller ones do; 0 if none does.
+fn most(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
+    if fits(limit) {
+        return limit;
+    }
+    let (mut most, mut over) = (0, limit);
+    while over - most > 1 {
+        let middle = most + (over - most) / 2;
+        *(if fits(middle) { &mut most } else { &mut over }) = middle;
+    }
+    most
 }
 
 #[cfg(test)]
 mod tests {
     use bitnet_kernels::DeltaShape;
-    use bitnet_model::Hybrid;
+    use bitnet_model::{Hybrid, Synthetic, TensorSource};
 
     use super::*;
 
     fn planned(memory: u64, sequences: usize) -> Result<Plan, Error> {
         let checkpoint = crate::open_checkpoint("synthetic:tiny", &mut |_, _, _| {})?.checkpoint;
-        let home = Home::Cpu(KvType::F32);
-        let weights = home.weights(&checkpoint, false)?.total;
-        let tokens = checkpoint.spec.context;
-        let want = Want { step: 512, least: 64, ..Want::sequences(sequences, tokens) };
-        plan((Some(Memory::Bytes(memory)), None), home, &checkpoint.spec, weights, Beside::default(), want)
+        let want = Want { step: 512, least: 64, ..Want::sequences(sequences, checkpoint.spec.context) };
+        planned_on_cpu(memory, &checkpoint.spec, &*checkpoint.tensors, want)
+    }
+
+    fn planned_on_cpu(
+        memory: u64,
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        want: Want,
+    ) -> Result<Plan, Error> {
+        let cpu = Cpu::new(Isa::best(), 1)?;
+        let footprint = ModelFootprint::new(&cpu, spec, tensors);
+        plan((Some(Memory::Bytes(memory)), None), spec, &|limits| footprint.bytes(limits), want)
     }
 
     /// Plans an engine with a recurrent state of a quarter of a megabyte for each of two layers.
@@ -512,14 +517,7 @@ mod tests {
         let attends = (0..spec.layers).map(|layer| layer >= 2).collect();
         spec.hybrid = Some(Hybrid { attends, delta, float_alpha_beta: false });
         let want = Want::engine(sequences, 0, spec.context);
-        plan(
-            (Some(Memory::Bytes(memory)), None),
-            Home::Cpu(KvType::F32),
-            &spec,
-            10_000_000,
-            Beside::default(),
-            want,
-        )
+        planned_on_cpu(memory, &spec, &Synthetic::of(spec.clone()), want)
     }
 
     #[test]

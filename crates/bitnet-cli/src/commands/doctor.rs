@@ -1,11 +1,11 @@
 //! `bitnet doctor`: reports what this machine has, and checks every kernel on it.
 
 use bitnet::kernels::{
-    Backend, BackendInfo, Cpu, Isa,
+    Backend, BackendInfo, Cpu, Footprint, Isa,
     conformance::{Case, Failure, cases, check, check_rounded, cpu_cases},
-    gpu::{DeviceInfo, Driver, RecordingState, cubins::FILE, tilings},
+    gpu::{DeviceInfo, Driver, Gpu, RecordingState, cubins::FILE, tilings},
 };
-use bitnet::{Device, SystemMemory, load::Home};
+use bitnet::{Device, SystemMemory};
 use serde::Serialize;
 
 use super::judge::{self, Batched, Fixture};
@@ -172,7 +172,7 @@ pub fn examine_all<D: Driver + 'static>(
         isas: isas.iter().map(|isa| isa.name()).collect(),
         threads: info.threads,
         kv: info.kv,
-        weight_layout: if gpus.is_empty() { Home::Cpu(kv) } else { Home::Gpu }.layout(),
+        weight_layout: if gpus.is_empty() { Cpu::LAYOUT } else { Gpu::<D>::LAYOUT },
         memory: SystemMemory::now(),
         memory_bandwidth_gb_s: memory::bandwidth(info.threads),
         gpus,

@@ -1,7 +1,6 @@
 //! `bitnet inspect`: describes a model, its tensors and its chat template.
 
-use bitnet::kernels::KvType;
-use bitnet::load::Home;
+use bitnet::kernels::{KvShape, KvType};
 use bitnet::model::{Batch, CallSyntax, Conventions, Inspection, ModelSpec, inspect};
 
 use crate::{args::InspectArgs, error::CliError, model_arg, output, progress::Progress};
@@ -17,7 +16,8 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
 /// What a sequence holds on the CPU, with the default cache type.
 fn sequence(spec: &ModelSpec) -> String {
     let kv = KvType::default();
-    let (tokens, block) = (Batch::BLOCK_TOKENS, Home::Cpu(kv).block(spec));
+    let layer = KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim }.cpu_bytes(kv);
+    let (tokens, block) = (Batch::BLOCK_TOKENS, spec.cached_layers() * layer);
     let blocks = format!("blocks of {tokens} tokens with {block} bytes each ({kv})");
     match spec.state_bytes() {
         0 => blocks,

@@ -4,6 +4,7 @@ use crate::{
     DeltaShape, DeltaWeights, KernelError, Norm, Rotate, Run, Step,
     cpu::{
         Cpu, ROW_UNIT, Rows, Table,
+        footprint::buffer,
         generic::{
             delta::{Delta, Inputs, Outputs, Rule, State, mixed_heads, run_units},
             dense::DenseLogits,
@@ -31,6 +32,12 @@ pub(super) struct RecurrentScratch {
 }
 
 impl RecurrentScratch {
+    /// Bytes for steps of `tokens` tokens, with so many floats of a token in a layer and in an input of a dense table.
+    pub(super) fn bytes(tokens: usize, floats: [usize; 2]) -> usize {
+        let buffers: usize = floats.iter().map(|floats| buffer::<f32>(tokens * floats)).sum();
+        buffers + tokens * size_of::<usize>()
+    }
+
     fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {
         grow(&mut self.mixed, tokens * self.mixed_len)?;
         grow(&mut self.normed, tokens * self.normed_len)?;

@@ -12,6 +12,7 @@ use crate::{
     Backend, ExpertShape, ExpertWeights, Grouping, KernelError, Norm, RowsKind,
     cpu::{
         Cpu, Int8Rows, Panels, Rows, Table, WEIGHT_UNIT,
+        footprint::{int8_rows, rows},
         generic::{
             grouped::Grouped,
             rows::{ExpertSums, Gain},
@@ -41,6 +42,24 @@ pub(super) struct ExpertScratch {
     /// The shape of all mixtures of a model; `None` if there are none.
     shape: Option<ExpertShape>,
     buffers: Option<Buffers>,
+}
+
+impl ExpertScratch {
+    /// Bytes for steps of `tokens` tokens.
+    pub(super) fn bytes(tokens: usize, shape: &ExpertShape) -> usize {
+        let &ExpertShape { count, used, hidden, ffn, .. } = shape;
+        let slots = tokens * used;
+        let int8 = |n, width| int8_rows(n, width, Grouping::Groups);
+        let routes =
+            slots * (size_of::<(u32, f32)>() + size_of::<u32>()) + (2 * count + 1) * size_of::<u32>();
+        rows(tokens, count)
+            + int8(tokens, hidden)
+            + int8(slots, hidden)
+            + rows(slots, 2 * ffn)
+            + int8(slots, ffn)
+            + rows(slots, hidden)
+            + routes
+    }
 }
 
 struct Buffers {

@@ -4,6 +4,7 @@
 mod aarch64;
 mod delta;
 mod experts;
+mod footprint;
 mod generic;
 mod head;
 mod isa;
@@ -171,16 +172,6 @@ impl Cpu {
     /// Type of cached keys and values.
     pub fn kv_type(&self) -> KvType {
         self.kv
-    }
-
-    /// Bytes that [`Backend::prepare_shortlist`] allocates for a table of this shape.
-    pub fn head_copy_bytes(rows: usize, cols: usize) -> usize {
-        HeadCopy::bytes(rows, cols)
-    }
-
-    /// Bytes that a row of logits needs in addition to them, for a dense table of this shape with an int8 copy.
-    pub fn shortlist_bytes(rows: usize, cols: usize) -> usize {
-        ShortlistBuffers::bytes(rows, cols)
     }
 
     /// Measures the integer products per second that all threads compute together from registers, the upper bound for
@@ -403,7 +394,7 @@ impl Backend for Cpu {
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
         match weights.into() {
             TableWeights::Dense(weights) => {
-                self.reserve(dense::scratch(weights))?;
+                self.reserve(dense::scratch(weights.dtype(), weights.cols()))?;
                 self.fit_dense(weights.cols());
                 Ok(Table::Dense { weights: weights.clone(), copy: None })
             }

@@ -22,6 +22,11 @@ pub struct DeviceBuffer {
     returned: Returned,
 }
 
+/// Bytes of a buffer of `bytes` bytes.
+pub(super) fn buffer(bytes: usize) -> usize {
+    bytes.max(16)
+}
+
 impl DeviceBuffer {
     /// Allocates zeroed memory, at least 16 bytes, so that every buffer has an address.
     pub(super) fn new(
@@ -30,7 +35,7 @@ impl DeviceBuffer {
         bytes: usize,
         what: &'static str,
     ) -> Result<Self, GpuError> {
-        let address = driver.alloc(bytes.max(16), what)?;
+        let address = driver.alloc(buffer(bytes), what)?;
         Ok(DeviceBuffer { address, bytes, returned: returned.clone() })
     }
 

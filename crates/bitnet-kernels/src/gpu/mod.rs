@@ -8,6 +8,7 @@ pub mod cubins;
 mod cuda;
 mod driver;
 mod error;
+mod footprint;
 mod info;
 mod layout;
 mod memory;
@@ -32,15 +33,12 @@ pub use driver::{Arg, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
 pub use info::{DeviceInfo, LoadedCode};
 use layout::{CopySize, ShortlistBuffers};
-pub use layout::{
-    Delta, Dense, Gain, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, head_copy_bytes,
-    shortlist_bytes,
-};
+pub use layout::{Delta, Dense, Gain, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table};
 pub use memory::DeviceBuffer;
 use memory::Returned;
 use ops::Plans;
 use queue::{Queue, WaitingNorm};
-pub use recordings::{Recorded, RecordingState, recordings_bytes};
+pub use recordings::{Recorded, RecordingState};
 use table::{KERNELS, Kernel};
 use upload::{Described, Uploads};
 

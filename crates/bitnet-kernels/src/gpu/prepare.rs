@@ -12,23 +12,29 @@ const DELTA: usize = 16;
 /// Bytes of [`SamplingParams`](crate::SamplingParams).
 const SAMPLING: usize = 32;
 
+/// Bytes of the small inputs of the largest step, of a model with or without recurrent layers.
+pub(super) fn inputs(size: &StepSize, recurrent: bool) -> [(Upload, usize); 11] {
+    let items = size.tokens * size.group.div_ceil(FEW);
+    let delta = if recurrent { DELTA * size.tokens } else { 0 };
+    [
+        (Upload::Tokens, WORD * size.tokens),
+        (Upload::Positions, WORD * size.tokens),
+        (Upload::Slots, WORD * size.tokens),
+        (Upload::Blocks, WORD * size.blocks),
+        (Upload::FewRows, ITEM * items),
+        (Upload::ManyRows, ITEM * items),
+        (Upload::DeltaTokens, delta),
+        (Upload::DeltaRuns, delta),
+        (Upload::Rows, WORD * size.logit_rows),
+        (Upload::Highest, WORD * size.logit_rows),
+        (Upload::Sampling, SAMPLING * size.logit_rows),
+    ]
+}
+
 impl<D: Driver> Gpu<D> {
     /// Allocates all memory that steps up to this size need in addition to their buffers.
     pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
-        let items = size.tokens * size.group.div_ceil(FEW);
-        for (what, bytes) in [
-            (Upload::Tokens, WORD * size.tokens),
-            (Upload::Positions, WORD * size.tokens),
-            (Upload::Slots, WORD * size.tokens),
-            (Upload::Blocks, WORD * size.blocks),
-            (Upload::FewRows, ITEM * items),
-            (Upload::ManyRows, ITEM * items),
-            (Upload::DeltaTokens, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
-            (Upload::DeltaRuns, if self.mixed_len > 0 { DELTA * size.tokens } else { 0 }),
-            (Upload::Rows, WORD * size.logit_rows),
-            (Upload::Highest, WORD * size.logit_rows),
-            (Upload::Sampling, SAMPLING * size.logit_rows),
-        ] {
+        for (what, bytes) in inputs(size, self.mixed_len > 0) {
             self.make_room(what, bytes)?;
         }
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);

@@ -20,7 +20,7 @@ pub(super) const fn recorded_bytes(launches: usize) -> usize {
 }
 
 /// Bytes of device memory that the recordings of steps of `launches` launches need at most.
-pub const fn recordings_bytes(launches: usize) -> usize {
+pub(super) const fn recordings_bytes(launches: usize) -> usize {
     KEPT * recorded_bytes(launches)
 }
 

@@ -31,6 +31,11 @@ pub(super) enum Upload {
     DeltaRuns,
 }
 
+/// Bytes of the memory for an input of `bytes` bytes.
+pub(super) fn room(bytes: usize) -> usize {
+    bytes.next_power_of_two()
+}
+
 const KINDS: usize = Upload::DeltaRuns as usize + 1;
 
 /// The arrays on the device, or to be sent with the next hand-over.
@@ -174,7 +179,7 @@ impl<D: Driver> Gpu<D> {
         if self.uploads.places[what as usize].as_ref().is_none_or(|place| place.device.bytes() < bytes) {
             // Waiting launches may use the old memory.
             self.hand_over()?;
-            let device = self.alloc(bytes.next_power_of_two(), "the inputs of a step")?;
+            let device = self.alloc(room(bytes), "the inputs of a step")?;
             let place = Place { host: Vec::new(), device, stale: false, awaited: false, of: None };
             self.uploads.places[what as usize] = Some(place);
         }

@@ -237,6 +237,25 @@ impl TensorSource for FileSource {
 const GROUPED_CURE: &str = "use the model's GGUF file in PQ2_0, PTQ1_0 or Q2_0";
 
 impl Encoding {
+    /// The type of a float matrix when it is read; the widest that its values may need.
+    fn dtype(&self) -> Option<DType> {
+        match self {
+            Encoding::Dense(dtype) => Some(*dtype),
+            Encoding::Mlx4 { .. } => Some(DType::F32),
+            _ => None,
+        }
+    }
+
+    /// Columns of a matrix of `cols` columns that share a scale; the fewest, if the values or the scales decide.
+    fn group(&self, cols: usize) -> usize {
+        match self {
+            Encoding::Blocks(kind) => kind.group().unwrap_or(TernaryTensor::WIDE),
+            Encoding::Mlx { scales, .. } => cols / scales.cols().max(1),
+            Encoding::MlxRows(_) => TernaryTensor::WIDE,
+            _ => TernaryTensor::NARROW,
+        }
+    }
+
     /// The cure for a matrix that cannot be read.
     fn cure(&self) -> &'static str {
         match self {
@@ -283,15 +302,27 @@ impl FileSource {
     }
 
     fn push(&mut self, expected: Expected, stored_name: String, stored: String, part: Part) {
-        let Expected { name, kind, shape } = expected;
-        self.parts.insert(name.clone(), part);
-        self.entries.push(TensorEntry { name, stored_name, shape, stored, kind });
+        let entry = self.keep(expected, stored_name, stored, part);
+        self.entries.push(entry);
     }
 
     fn push_draft_head(&mut self, expected: Expected, stored_name: String, stored: String, part: Part) {
+        let entry = self.keep(expected, stored_name, stored, part);
+        self.draft_head.push(entry);
+    }
+
+    /// Keeps how a tensor is read, and returns what is known of it.
+    fn keep(&mut self, expected: Expected, stored_name: String, stored: String, part: Part) -> TensorEntry {
         let Expected { name, kind, shape } = expected;
+        let dtype = part.encoding.dtype().filter(|_| kind == TensorKind::Dense);
+        let cols = shape.last().copied().unwrap_or(1);
+        let group = match &part.encoding {
+            _ if kind != TensorKind::Grouped => None,
+            Encoding::Panels => self.panels.as_ref().and_then(|panels| panels.group(&name)),
+            encoding => Some(encoding.group(cols)),
+        };
         self.parts.insert(name.clone(), part);
-        self.draft_head.push(TensorEntry { name, stored_name, shape, stored, kind });
+        TensorEntry { name, stored_name, shape, stored, kind, dtype, group }
     }
 
     /// Takes the draft head of a hybrid model from safetensors files, if they have one.

@@ -131,6 +131,12 @@ impl PanelFile {
         Some(&self.matrices[*matrix].stored_name)
     }
 
+    /// Number of columns that share a scale in the matrix that holds this projection, if groups have scales.
+    pub(crate) fn group(&self, projection: &str) -> Option<usize> {
+        let (matrix, _) = self.projections.get(projection)?;
+        self.matrices[*matrix].group
+    }
+
     /// One matrix in the canonical layout.
     pub(crate) fn ternary(&self, name: &str) -> Result<TernaryTensor, ModelError> {
         let (matrix, rows) = self.find(name)?;

@@ -2,7 +2,7 @@
 //! file and form they are stored in.
 
 use bitnet_kernels::{HeadCopy, Panels};
-use bitnet_tensor::{BitNetTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, DType, TernaryTensor};
 
 use crate::ModelError;
 
@@ -92,4 +92,21 @@ pub struct TensorEntry {
     pub stored: String,
     /// Its role in the model.
     pub kind: TensorKind,
+    /// Type of a [`TensorKind::Dense`] matrix when it is read; the widest possible, if only its values decide.
+    pub dtype: Option<DType>,
+    /// Columns that share a scale in a [`TensorKind::Grouped`] matrix; the fewest possible, if only its scales decide.
+    pub group: Option<usize>,
+}
+
+impl TensorEntry {
+    /// Number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of a [`TensorKind::Dense`] matrix when it is read; 0 for any other tensor.
+    pub fn bytes(&self) -> usize {
+        let cols = self.shape.last().copied().unwrap_or(1);
+        self.dtype.map_or(0, |dtype| self.elements() / cols.max(1) * dtype.row_bytes(cols))
+    }
 }

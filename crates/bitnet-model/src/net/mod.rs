@@ -2,11 +2,13 @@
 
 mod batch;
 mod draft_head;
+mod footprint;
 mod layer;
 mod model;
 mod transformer;
 pub(crate) mod weights;
 
 pub use batch::{Batch, Logits, Run};
+pub use footprint::{ModelFootprint, WeightBytes};
 pub use model::{CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Model};
 pub use transformer::Transformer;

@@ -4,8 +4,7 @@
 use std::{collections::HashMap, fmt};
 
 use bitnet_kernels::{
-    Backend, BackendInfo, DeviceStatus, Grouping, HeadCounts, KernelError, Norm, RowsKind, Step, StepSize,
-    Wanted,
+    Backend, BackendInfo, DeviceStatus, Grouping, HeadCounts, KernelError, Norm, RowsKind, Step, Wanted,
 };
 
 use crate::{
@@ -16,6 +15,7 @@ use crate::{
     net::{
         Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, Run,
         draft_head::DraftHead,
+        footprint,
         layer::{Dense, FeedForward, Layer, Mixer, Origin},
         weights::{SOURCE, packed, read_table},
     },
@@ -159,19 +159,13 @@ impl<B: Backend> Transformer<B> {
             layers.push(Layer::load(b, &Origin { spec, tensors, limits, index })?);
             progress(index + 1, spec.layers);
         }
-        let context = spec.context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
+        let context = footprint::context(spec, limits);
         let rope = read_rope(b, spec, Some(spec.rope.theta), context)?;
         let full = |windows: &Windows| read_rope(b, spec, windows.full_theta, context);
         let full_rope = spec.windows.as_ref().map(full).transpose()?;
         let buffers = Buffers::new(b, spec, limits)?;
         let draft_head = spec.draft_head.then(|| DraftHead::load(b, spec, tensors, limits)).transpose()?;
-        b.prepare(&StepSize {
-            tokens: limits.max_tokens,
-            logit_rows: limits.max_logit_rows,
-            blocks: limits.max_tokens.saturating_mul(context.div_ceil(Batch::BLOCK_TOKENS)),
-            group: spec.heads / spec.kv_heads,
-            vocab: spec.vocab,
-        })?;
+        b.prepare(&footprint::step_size(spec, limits, context))?;
         let spec = ModelSpec { context, ..spec.clone() };
         let slots = Slots { named: vec![0; limits.state_slots], step: 0 };
         Ok(Transformer {

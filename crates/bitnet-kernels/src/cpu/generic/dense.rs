@@ -49,8 +49,8 @@ fn is_decoded(dtype: DType) -> bool {
 }
 
 /// Floats of scratch that one thread needs.
-pub(crate) fn scratch(table: &BitNetTensor) -> usize {
-    if is_decoded(table.dtype()) { DECODED_ROWS * table.cols() } else { 0 }
+pub(crate) fn scratch(dtype: DType, cols: usize) -> usize {
+    if is_decoded(dtype) { DECODED_ROWS * cols } else { 0 }
 }
 
 /// [`BitNetTensor::decode_row`], vectorised for 16-bit types.
@@ -90,7 +90,10 @@ unsafe fn load_rest<L: Lanes, S: Element>(from: *const S::Number, n: usize) -> L
 #[inline(always)]
 pub(crate) unsafe fn logits<L: Lanes>(a: &DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]) {
     debug_assert!(rows.end <= a.table.rows(), "the rows must exist");
-    debug_assert!(scratch.len() >= self::scratch(a.table), "scratch must hold decoded rows");
+    debug_assert!(
+        scratch.len() >= self::scratch(a.table.dtype(), a.table.cols()),
+        "scratch must hold decoded rows"
+    );
     // A few rows at a time stay in cache while all tokens pass over them.
     let step = if is_decoded(a.table.dtype()) { DECODED_ROWS } else { CACHED_ROWS };
     for first in rows.clone().step_by(step) {

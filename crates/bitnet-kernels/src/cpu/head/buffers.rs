@@ -37,9 +37,14 @@ pub(in crate::cpu) struct ShortlistBuffers {
 }
 
 impl ShortlistBuffers {
-    /// Bytes for a token, with a copy of a table of this shape.
-    pub(in crate::cpu) fn bytes(rows: usize, cols: usize) -> usize {
-        2 * plane_stride(cols) + 2 * size_of::<f32>() * rows.div_ceil(PANEL_ROWS) + Race::bytes(rows)
+    /// Bytes for `tokens` tokens, with a copy of a table of these rows and columns.
+    pub(in crate::cpu) fn bytes(tokens: usize, copy: Option<(usize, usize)>) -> usize {
+        let lists =
+            size_of::<Limits>() + size_of::<f32>() + size_of::<(usize, usize)>() + 3 * size_of::<usize>();
+        let bounds = |(rows, cols): (usize, usize)| {
+            2 * plane_stride(cols) + 2 * size_of::<f32>() * rows.div_ceil(PANEL_ROWS) + Race::bytes(rows)
+        };
+        tokens * (lists + copy.map_or(0, bounds))
     }
 
     /// Records the sizes of a copy.

@@ -121,7 +121,7 @@ impl Cpu {
                 continue;
             }
             self.head.rescored += ids.len() as u64;
-            self.parallel(units, dense::scratch(table), &|part, parts, scratch| {
+            self.parallel(units, dense::scratch(table.dtype(), table.cols()), &|part, parts, scratch| {
                 for &id in &ids[share(ids.len(), parts, part)] {
                     let id = id as usize;
                     // SAFETY: `isa` proves the instruction set; ids differ, and each belongs to one part; scratch is as

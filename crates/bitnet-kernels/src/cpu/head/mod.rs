@@ -224,7 +224,7 @@ impl Cpu {
     pub(super) fn dense_products(&mut self, a: &DenseLogits<'_>) -> Result<(), KernelError> {
         let (kernel, rows) = (self.isa.kernels().floats.logits, a.table.rows());
         let units = (a.table.bytes().len() * a.tokens.len() / WEIGHT_UNIT).min(rows);
-        self.parallel(units, dense::scratch(a.table), &|part, parts, scratch| {
+        self.parallel(units, dense::scratch(a.table.dtype(), a.table.cols()), &|part, parts, scratch| {
             // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
             // as the kernel needs.
             unsafe { kernel(a, share(rows, parts, part), scratch) }
@@ -296,11 +296,15 @@ impl Cpu {
             DenseLogits { table, x: &x.values, stride: x.stride, tokens, out, out_stride: vocab, column: 0 };
         let a = Rescore { dense, thresholds, keeps_bounds, computed: &computed };
         let kernel = self.isa.kernels().floats.rescore;
-        self.parallel(vocab * tokens.len() / ROW_UNIT, dense::scratch(table), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
-            // as the kernel needs.
-            unsafe { kernel(&a, share(vocab, parts, part), scratch) }
-        })?;
+        self.parallel(
+            vocab * tokens.len() / ROW_UNIT,
+            dense::scratch(table.dtype(), table.cols()),
+            &|part, parts, scratch| {
+                // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
+                // as the kernel needs.
+                unsafe { kernel(&a, share(vocab, parts, part), scratch) }
+            },
+        )?;
         self.head.rescored += computed.into_inner();
         Ok(())
     }

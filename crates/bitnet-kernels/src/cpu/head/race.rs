@@ -7,6 +7,8 @@
 //! in the order, and the race is run again without them. If bounds leave it open, the logits before it are computed; if it
 //! is still open, all logits are.
 
+use std::sync::Mutex;
+
 use super::{
     ask::{Ask, most},
     bounded::{Bounded, tokens_of},
@@ -106,10 +108,12 @@ impl Race {
         }
     }
 
-    /// Bytes of [`Race::with_room`].
+    /// Bytes of [`Race::with_room`], behind its lock.
     pub(super) fn bytes(vocab: usize) -> usize {
         let chosen = size_of::<u32>() + size_of::<f64>() + 2 * size_of::<(u32, f32)>();
-        size_of::<Self>() + (most(vocab) + 1) * chosen + vocab.div_ceil(4 * GROUP) * 4 * size_of::<f32>()
+        size_of::<Mutex<Self>>()
+            + (most(vocab) + 1) * chosen
+            + vocab.div_ceil(4 * GROUP) * 4 * size_of::<f32>()
     }
 
     /// Begins a draw from row `token`, whose index among the rows with bounds is `place`, or which has few allowed tokens.

@@ -128,6 +128,12 @@ impl Arena {
     /// Bytes of a map. Part of the last huge page of each map is unused.
     const PIECE: usize = 64 * HUGE;
 
+    /// Bytes that a buffer of `bytes` bytes takes: whole pages, if it shares a map.
+    pub(crate) fn bytes(bytes: usize) -> usize {
+        let pages = bytes.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX);
+        if (16 * PAGE..=Self::PIECE).contains(&pages) { pages } else { bytes }
+    }
+
     /// Like [`Buffer::zeroed`], for memory that is written immediately and lives as long as the rest of the arena: a
     /// map is freed with the last of its buffers.
     pub(crate) fn zeroed<T: Number>(

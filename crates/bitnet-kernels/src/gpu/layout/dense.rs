@@ -56,12 +56,17 @@ pub struct Gain {
 /// Columns of a [`Dense`] matrix are padded to a multiple of this: 128 bytes.
 const TABLE_COLUMNS: usize = 64;
 
+/// Bytes of a [`Dense`] matrix.
+pub(in crate::gpu) fn dense_bytes(rows: usize, cols: usize) -> usize {
+    2 * rows * cols.next_multiple_of(TABLE_COLUMNS)
+}
+
 impl<D: Driver> Gpu<D> {
     /// Takes a dense matrix and rounds it to bf16.
     pub fn table(&mut self, weights: &BitNetTensor) -> Result<Table, GpuError> {
         let (rows, cols) = (weights.rows(), weights.cols());
         let stride = cols.next_multiple_of(TABLE_COLUMNS);
-        let buffer = self.alloc(2 * rows * stride, "a dense matrix")?;
+        let buffer = self.alloc(dense_bytes(rows, cols), "a dense matrix")?;
         // In pieces: a whole vocabulary would take hundreds of megabytes of additional host memory.
         const PIECE: usize = 1024;
         let mut row = vec![0.0; cols];

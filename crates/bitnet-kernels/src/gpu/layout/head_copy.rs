@@ -49,14 +49,19 @@ pub(in crate::gpu) struct ShortlistBuffers {
     pub(in crate::gpu) best: Rows,
 }
 
-/// Bytes of the int8 copy of a dense table of this shape.
-pub fn head_copy_bytes(rows: usize, cols: usize) -> usize {
-    rows * cols.next_multiple_of(COLUMNS) + 16 * rows.next_multiple_of(ROWS)
+/// Size of the copy of a dense table of this shape.
+pub(in crate::gpu) fn copy_size(rows: usize, cols: usize) -> CopySize {
+    [cols.next_multiple_of(COLUMNS), panels(rows)]
 }
 
-/// Bytes that a step needs for the bounds of each row of logits.
-pub fn shortlist_bytes(rows: usize, cols: usize) -> usize {
-    2 * cols.next_multiple_of(COLUMNS) + 16 + 4 * panels(rows)
+/// Bytes of the codes of such a copy, and of the floats of its rows.
+pub(in crate::gpu) fn copy_bytes(rows: usize, cols: usize) -> [usize; 2] {
+    [rows * cols.next_multiple_of(COLUMNS), 16 * rows.next_multiple_of(ROWS)]
+}
+
+/// Bytes of planes, limits and lower bounds for steps of `tokens` rows of logits.
+pub(in crate::gpu) fn shortlist_bytes(tokens: usize, [stride, panels]: CopySize) -> [usize; 3] {
+    [2 * tokens * stride, 16 * tokens.next_multiple_of(TOKENS), 4 * tokens * panels]
 }
 
 impl<D: Driver> Gpu<D> {
@@ -68,7 +73,7 @@ impl<D: Driver> Gpu<D> {
         // An int8 copy would be larger than a ternary table itself.
         let Table::Dense(Dense { rows, stride: columns, buffer, copy, .. }) = table else { return Ok(()) };
         let (rows, columns) = (*rows, *columns);
-        if rescore_bytes(columns) > self.driver.info().shared as usize {
+        if !self.makes_copy(columns) {
             return Ok(());
         }
         let mut cpu = Cpu::new(Isa::best(), thread::available_parallelism().map_or(1, NonZero::get))?;
@@ -98,13 +103,14 @@ impl<D: Driver> Gpu<D> {
 
     /// Returns the memory for bounds of `tokens` tokens; makes it only for a larger step or another table.
     pub(in crate::gpu) fn shortlist(&mut self, tokens: usize) -> Result<ShortlistBuffers, GpuError> {
-        let size @ [stride, panels] = self.largest_copy;
+        let size @ [_, panels] = self.largest_copy;
         match self.shortlist.take() {
             Some(shortlist) if shortlist.best.rows >= tokens && shortlist.size == size => Ok(shortlist),
             _ => {
-                let planes = self.alloc(2 * tokens * stride, "planes of activations")?;
-                let limits = self.alloc(16 * tokens.next_multiple_of(TOKENS), "limits of bounds")?;
-                let buffer = self.alloc(4 * tokens * panels, "lower bounds")?;
+                let [planes, limits, bounds] = shortlist_bytes(tokens, size);
+                let planes = self.alloc(planes, "planes of activations")?;
+                let limits = self.alloc(limits, "limits of bounds")?;
+                let buffer = self.alloc(bounds, "lower bounds")?;
                 let kind = RowsKind::Residual;
                 let best = Rows { kind, rows: tokens, width: panels, stride: panels, buffer };
                 Ok(ShortlistBuffers { size, planes, limits, best })

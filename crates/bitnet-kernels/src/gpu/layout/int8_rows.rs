@@ -27,6 +27,16 @@ pub struct Int8Rows {
     pub(in crate::gpu) scales: DeviceBuffer,
 }
 
+/// Bytes of the values of [`Int8Rows`], and of their scales and sums.
+pub(in crate::gpu) fn int8_bytes(rows: usize, width: usize, grouping: Grouping) -> [usize; 2] {
+    let tokens = rows.next_multiple_of(TOKEN_PADDING);
+    let scales = match grouping {
+        Grouping::Row => 8 * tokens,
+        Grouping::Groups => 16 * tokens * width.div_ceil(K_TILE),
+    };
+    [tokens * width.next_multiple_of(K_TILE), scales]
+}
+
 /// Values `[n][width]`, multipliers (or scales) and sums of rows (or groups).
 type QuantRows = (Vec<i8>, Vec<f32>, Vec<i32>);
 
@@ -55,14 +65,11 @@ impl Int8Rows {
 impl<D: Driver> Gpu<D> {
     /// Makes zeroed int8 activations.
     pub fn int8_rows(&mut self, rows: usize, width: usize, grouping: Grouping) -> Result<Int8Rows, GpuError> {
-        let tokens = rows.next_multiple_of(TOKEN_PADDING);
-        let values = self.alloc(tokens * width.next_multiple_of(K_TILE), "int8 activations")?;
-        let scales = match grouping {
-            Grouping::Row => 8 * tokens,
-            Grouping::Groups => 16 * tokens * width.div_ceil(K_TILE),
-        };
+        let [values, scales] = int8_bytes(rows, width, grouping);
+        let values = self.alloc(values, "int8 activations")?;
         let scales = self.alloc(scales, "scales of int8 activations")?;
-        Ok(Int8Rows { rows, width, atoms: tokens / ATOM_TOKENS, grouping, values, scales })
+        let atoms = rows.next_multiple_of(TOKEN_PADDING) / ATOM_TOKENS;
+        Ok(Int8Rows { rows, width, atoms, grouping, values, scales })
     }
 
     /// Reads the first `n` rows: values, then multipliers and sums of rows, or scales and sums of groups.

@@ -14,12 +14,15 @@ pub(super) use bytes::{f32_bytes, u32_bytes};
 pub use cache::{Kv, Rope};
 pub use delta::{Delta, State};
 pub(super) use dense::HeadCopy;
+pub(super) use dense::dense_bytes;
 pub use dense::{Dense, Gain, Table};
-pub(super) use head_copy::{CopySize, ShortlistBuffers, panels, rescore_bytes};
-pub use head_copy::{head_copy_bytes, shortlist_bytes};
+pub(super) use head_copy::{
+    CopySize, ShortlistBuffers, copy_bytes, copy_size, panels, rescore_bytes, shortlist_bytes,
+};
 pub use int8_rows::Int8Rows;
-pub(super) use int8_rows::K_TILE;
+pub(super) use int8_rows::{K_TILE, int8_bytes};
 pub use rotation::Rotation;
 pub use rows::Rows;
+pub(super) use rows::rows_bytes;
 pub use ternary::Linear;
-pub(super) use ternary::Scales;
+pub(super) use ternary::{Scales, linear_bytes};

@@ -33,11 +33,20 @@ fn element(kind: RowsKind) -> usize {
     }
 }
 
+fn stride_of(width: usize) -> usize {
+    width.next_multiple_of(8)
+}
+
+/// Bytes of [`Rows`].
+pub(in crate::gpu) fn rows_bytes(rows: usize, width: usize, kind: RowsKind) -> usize {
+    rows * stride_of(width) * element(kind)
+}
+
 impl<D: Driver> Gpu<D> {
     /// Makes zeroed activations.
     pub fn rows(&mut self, rows: usize, width: usize, kind: RowsKind) -> Result<Rows, GpuError> {
-        let stride = width.next_multiple_of(8);
-        let buffer = self.alloc(rows * stride * element(kind), "activations")?;
+        let stride = stride_of(width);
+        let buffer = self.alloc(rows_bytes(rows, width, kind), "activations")?;
         Ok(Rows { kind, rows, width, stride, buffer })
     }
 

@@ -55,6 +55,18 @@ impl Linear {
     }
 }
 
+/// Bytes of the codes of a [`Linear`], with the scales of groups of `group` columns, and of the scales of rows.
+pub(in crate::gpu) fn linear_bytes(rows: usize, cols: usize, group: Option<usize>) -> [usize; 2] {
+    let padded = rows.next_multiple_of(ROW_PADDING);
+    let codes = padded / TILE_ROWS * cols.div_ceil(K_TILE) * tile_bytes(group);
+    [codes, if group.is_none() { padded * size_of::<f32>() } else { 0 }]
+}
+
+/// Bytes of a tile of codes, with the scales of its groups.
+fn tile_bytes(group: Option<usize>) -> usize {
+    TILE_BYTES + 2 * TILE_ROWS * group.map_or(0, |group| K_TILE / group)
+}
+
 /// Returns the row at `place` in a matrix of `rows` rows; `None` for padding.
 fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     let pair = place / TILE_ROWS * 8 + place % 8;
@@ -112,7 +124,7 @@ impl<D: Driver> Gpu<D> {
     pub fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, GpuError> {
         let shape = [weights.rows(), weights.cols()];
         let groups = weights.group().map_or(0, |group| K_TILE / group);
-        let bytes = TILE_BYTES + 2 * TILE_ROWS * groups;
+        let bytes = tile_bytes(weights.group());
         let codes = self.pack(shape, order, bytes, |rows, tile, out| {
             pack_tile(rows, |row| weights.row_codes(row), tile, out);
             let scales = rows.map(|row| row.map_or(&[][..], |row| weights.group_scales(row)));

@@ -1,6 +1,6 @@
 //! What comes before the first layer and after the last.
 
-use bitnet::kernels::{Cpu, Edits, Inspect, RowsKind, SamplingParams, Wanted, gpu};
+use bitnet::kernels::{Edits, Footprint, Held, Inspect, RowsKind, SamplingParams, Wanted};
 use bitnet::model::{Checkpoint, ModelSpec};
 use bitnet::tensor::TernaryTensor;
 use half::bf16;
@@ -27,7 +27,7 @@ fn logits(n: usize, vocab: usize) -> Vec<f32> {
     (0..n * vocab).map(|i| -1.1 * (rank(i % vocab) as f32).ln()).collect()
 }
 
-impl<B: Inspect> Kernels<'_, B> {
+impl<B: Footprint + Inspect> Kernels<'_, B> {
     /// Measures embedding, the last norm, the output head and draws.
     pub(super) fn ends(&mut self, checkpoint: &Checkpoint, sizes: &Sizes<'_>) -> Result<(), CliError> {
         let ModelSpec { tied_head, ref grouped, ref rotation, .. } = *self.spec;
@@ -116,10 +116,7 @@ impl<B: Inspect> Kernels<'_, B> {
             );
         }
         // Bounds read an int8 copy, and a few rows of the table.
-        let copy = match self.backend.device() {
-            Some(_) => gpu::head_copy_bytes(vocab, hidden),
-            None => Cpu::head_copy_bytes(vocab, hidden),
-        };
+        let copy = self.backend.bytes(&Held::Shortlist { rows: vocab, cols: hidden });
         self.head(table, n, ("head, choice", SamplingParams::GREEDY), copy)?;
         self.head(table, n, ("head, all logits", WARM), vocab * hidden * size_of::<bf16>())
     }

@@ -1,7 +1,8 @@
 //! Measures attention, recurrent layers and experts, one kernel at a time.
 
 use bitnet::kernels::{
-    DeltaShape, DeltaWeights, ExpertShape, ExpertWeights, Inspect, KvShape, RowsKind, Run, Step, Weights,
+    DeltaShape, DeltaWeights, ExpertShape, ExpertWeights, Footprint, Held, Inspect, KvShape, RowsKind, Run,
+    Step, Weights,
 };
 use bitnet::model::{Batch, Experts, ModelSpec, Synthetic, TensorSource};
 use bitnet::tensor::BitNetTensor;
@@ -9,7 +10,7 @@ use bitnet::tensor::BitNetTensor;
 use super::{Kernels, Work, values};
 use crate::error::CliError;
 
-impl<B: Inspect> Kernels<'_, B> {
+impl<B: Footprint + Inspect> Kernels<'_, B> {
     /// Measures attention of the last `n` tokens of sequences of `context` tokens.
     pub(super) fn attention(
         &mut self,
@@ -30,12 +31,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let blocks: Vec<u32> = (0..(sequences * per) as u32).collect();
         let shape =
             KvShape { blocks: blocks.len(), kv_heads: self.spec.kv_heads, head_dim: self.spec.head_dim };
-        let (info, device) = (self.backend.info(), self.backend.device().is_some());
-        let whole = match info.kv.parse() {
-            Ok(kv) if !device => shape.cpu_bytes(kv),
-            _ => shape.gpu_bytes(),
-        };
-        let cached = whole * context / (per * Batch::BLOCK_TOKENS);
+        let cached = self.backend.bytes(&Held::Kv(shape)) * context / (per * Batch::BLOCK_TOKENS);
         let caches = (0..self.copies(cached).min(self.spec.layers))
             .map(|_| self.backend.kv(shape))
             .collect::<Result<Vec<_>, _>>()?;

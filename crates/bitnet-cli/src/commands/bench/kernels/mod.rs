@@ -11,7 +11,7 @@ mod rows;
 
 use std::time::{Duration, Instant};
 
-use bitnet::kernels::{Grouping, Inspect, KernelError, Norm, Rotate, gpu::tilings::Tiling};
+use bitnet::kernels::{Footprint, Grouping, Inspect, KernelError, Norm, Rotate, gpu::tilings::Tiling};
 use bitnet::model::{Checkpoint, ModelSpec};
 use serde::Serialize;
 
@@ -85,7 +85,7 @@ struct Work {
 
 /// Measures every operation of the forward pass. Returns how products are best launched for the numbers of tokens in
 /// [`Sizes::tuned`]; all others are launched as that says.
-pub fn measure<B: Inspect>(
+pub fn measure<B: Footprint + Inspect>(
     backend: &mut B,
     checkpoint: &Checkpoint,
     sizes: &Sizes<'_>,
