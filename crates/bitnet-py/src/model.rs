@@ -1,3 +1,5 @@
+//! The class `Model`: open, complete, chat, stream, batch, logits and embeddings.
+
 use std::{
     fmt::Display,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},

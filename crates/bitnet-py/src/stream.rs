@@ -1,3 +1,5 @@
+//! The class `Stream`: pieces of an answer, for `for` and `async for`.
+
 use std::{
     future::{Future, poll_fn},
     mem,

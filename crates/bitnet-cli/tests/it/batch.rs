@@ -1,3 +1,5 @@
+//! `bitnet batch`: a file of requests in, a file of answers out.
+
 use std::{fs, path::Path, time::Duration};
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+//! `bitnet bench`: its report, for machines and for people.
+
 use bitnet::inference::names::ThroughputRecord;
 
 use crate::bitnet::{bitnet, command};

@@ -1,3 +1,5 @@
+//! `bitnet chat`: conversations, their commands and sessions.
+
 use std::fs;
 
 use bitnet::model::Checkpoint;

@@ -1,3 +1,5 @@
+//! `bitnet doctor`: kernels and models, judged by the reference and by an oracle.
+
 use bitnet::kernels::{Isa, conformance};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::json;

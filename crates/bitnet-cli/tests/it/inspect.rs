@@ -1,3 +1,5 @@
+//! `bitnet inspect`: what it says about a model and its tensors.
+
 use serde_json::Value;
 
 use crate::bitnet::{bitnet, fixture};

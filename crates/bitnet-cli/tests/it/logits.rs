@@ -1,3 +1,5 @@
+//! `bitnet logits`: a file of logits for every token of a text.
+
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};

@@ -1,3 +1,5 @@
+//! `bitnet perplexity`: scores of texts, and texts that cannot be scored.
+
 use std::path::PathBuf;
 
 use crate::bitnet::{bitnet, fixture};

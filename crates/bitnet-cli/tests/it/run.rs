@@ -1,3 +1,5 @@
+//! `bitnet run`: one text from one prompt.
+
 use std::{io::Read, process::Stdio};
 
 use crate::bitnet::{bitnet, bitnet_reading, command, fixture};

@@ -1,3 +1,5 @@
+//! Fetching models from a hub: which files, in what order, and what happens when the hub fails.
+
 use std::{collections::BTreeMap, fs, path::Path};
 
 use bitnet_hub::{Hub, HubError, ModelId, Settings};

@@ -1,3 +1,5 @@
+//! The engine: requests in any mix get what they get alone, within its limits, however they end.
+
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -136,11 +136,10 @@ struct Failing {
 impl Constraint for Failing {
     fn allow(&self, _: u32, generated: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError> {
         (0..VOCAB as u32).for_each(|token| allowed.insert(token));
-        match generated.len() < self.after {
-            true => Ok(()),
-            false if self.panics => panic!("planted"),
-            false => Err(ConstraintError("planted".into())),
+        if generated.len() < self.after {
+            return Ok(());
         }
+        if self.panics { panic!("planted") } else { Err(ConstraintError("planted".into())) }
     }
 }
 

@@ -1,3 +1,5 @@
+//! One text without an engine: [`generate`](bitnet_inference::generate).
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

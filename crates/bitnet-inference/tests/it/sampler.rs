@@ -1,3 +1,5 @@
+//! The sampler: which tokens its rules leave, and how often each is drawn.
+
 use bitnet_inference::{
     GenerationConfig, SampleError,
     sampling::{Draw, Sampler, random_u64},

@@ -1,3 +1,5 @@
+//! Engines, requests and constraints that many tests share.
+
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Loading: how often a source is read, and what is not made when it is not needed.
+
 use std::sync::Mutex;
 
 use bitnet_kernels::{Cpu, Isa, Wanted};

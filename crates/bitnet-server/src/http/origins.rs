@@ -17,10 +17,11 @@ const ANSWERED: Duration = Duration::from_secs(600);
 /// Lets pages of these origins use the server, or those of every origin if `*` is one of them. Pages may send any
 /// header: nothing that a browser adds by itself, such as a cookie, gives access to anything.
 pub(super) fn allow(origins: &[String]) -> CorsLayer {
-    let origins = match origins.iter().any(|origin| origin == "*") {
-        true => AllowOrigin::any(),
+    let origins = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
         // A browser never sends what is no header value.
-        false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
     CorsLayer::new()
         .allow_origin(origins)

@@ -1,3 +1,5 @@
+//! A server of the demo in this process, and an HTTP client that shows every byte.
+
 use std::{
     collections::VecDeque,
     io::{BufRead, BufReader, Read, Write},

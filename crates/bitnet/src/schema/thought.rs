@@ -73,11 +73,9 @@ impl Prefaced {
         });
         match () {
             () if self.reader.thinks() => Read::On,
-            () if self.reader.is_closed() => match self.ends_in_marker(token, text) {
-                true => Read::Gap,
-                // Some of the gap, or of another one, has been written.
-                false => Read::After(Vec::new()),
-            },
+            () if self.reader.is_closed() && self.ends_in_marker(token, text) => Read::Gap,
+            // Some of the gap, or of another one, has been written.
+            () if self.reader.is_closed() => Read::After(Vec::new()),
             () if self.reader.answers() && decided => Read::After(answer),
             () if self.reader.answers() => Read::Text,
             () => {

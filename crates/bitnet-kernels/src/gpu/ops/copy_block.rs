@@ -1,3 +1,5 @@
+//! Copies a block of a layer's keys and values: on the device, to the host, and back.
+
 use crate::{
     BLOCK_TOKENS,
     gpu::{Arg, Driver, Gpu, GpuError, Kv, table::COPY_BLOCK},

@@ -128,10 +128,12 @@ impl Reader<'_> {
     fn number(&mut self) -> Result<Value> {
         let is_part = |c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.' | 'e' | 'E');
         let (text, rest) = self.text.split_at(self.text.find(|c| !is_part(c)).unwrap_or(self.text.len()));
-        let number = match text.contains(['.', 'e', 'E']) {
-            true => text.parse().ok().map(Value::Float),
-            false if text.len() > 4300 => None,
-            false => text.parse::<BigInt>().ok().filter(|_| !text.starts_with('+')).map(Value::big),
+        let number = if text.contains(['.', 'e', 'E']) {
+            text.parse().ok().map(Value::Float)
+        } else if text.len() > 4300 {
+            None
+        } else {
+            text.parse::<BigInt>().ok().filter(|_| !text.starts_with('+')).map(Value::big)
         };
         match number {
             Some(number) => {

@@ -207,10 +207,12 @@ fn floats(operator: Operator, a: f64, b: f64) -> Result<f64> {
 /// The remainder with the sign of the divisor.
 fn modulo(a: f64, b: f64) -> f64 {
     let remainder = a % b;
-    match remainder == 0.0 {
-        true => 0f64.copysign(b),
-        false if (remainder < 0.0) != (b < 0.0) => remainder + b,
-        false => remainder,
+    if remainder == 0.0 {
+        0f64.copysign(b)
+    } else if (remainder < 0.0) != (b < 0.0) {
+        remainder + b
+    } else {
+        remainder
     }
 }
 

@@ -25,9 +25,10 @@ pub(super) fn asked(
     chat: bool,
 ) -> Result<Option<&'static str>, ApiError> {
     let mut fields = Fields::parse(body)?.strictly(service.config.strict);
-    let (prompt, empty, some) = match chat {
-        true => ("messages", json!([]), r#"[{"role": "user", "content": ""}]"#),
-        false => ("prompt", json!(""), r#""""#),
+    let (prompt, empty, some) = if chat {
+        ("messages", json!([]), r#"[{"role": "user", "content": ""}]"#)
+    } else {
+        ("prompt", json!(""), r#""""#)
     };
     let nothing =
         |value: &RawValue| serde_json::from_str::<Value>(value.get()).is_ok_and(|value| value == empty);

@@ -142,26 +142,23 @@ impl Shape<'_> {
     /// the last has the reason for which it is `over`.
     pub fn chunk(&self, turn: &Turn, tokens: &Tokens, added: Added, first: bool, over: bool) -> String {
         let choice = self.choice(turn, tokens, over);
-        let choice = match self.chat {
-            false => Choice { text: Some(added.text), ..choice },
-            true => {
-                // Content is absent while the model thinks.
-                let silent = added.calls.is_empty() && added.thought.is_empty() && (over || !turn.thinks());
-                let content = Some(added.text).filter(|text| !text.is_empty() || silent);
-                let reasoning_content = Some(added.thought).filter(|thought| !thought.is_empty());
-                let calls = added.calls.into_iter().map(|call| {
-                    // A call that began in an earlier event is identified by its index alone.
-                    let begun = call.name.as_ref().map(|_| (self.call_id(turn, call.index), "function"));
-                    let (id, kind) = begun.unzip();
-                    let function = Function { name: call.name, arguments: call.arguments };
-                    Call { index: Some(call.index), id, kind, function }
-                });
-                let role = first.then_some("assistant");
-                Choice {
-                    delta: Some(Delta { role, reasoning_content, content, tool_calls: calls.collect() }),
-                    ..choice
-                }
-            }
+        let choice = if self.chat {
+            // Content is absent while the model thinks.
+            let silent = added.calls.is_empty() && added.thought.is_empty() && (over || !turn.thinks());
+            let content = Some(added.text).filter(|text| !text.is_empty() || silent);
+            let reasoning_content = Some(added.thought).filter(|thought| !thought.is_empty());
+            let calls = added.calls.into_iter().map(|call| {
+                // A call that began in an earlier event is identified by its index alone.
+                let begun = call.name.as_ref().map(|_| (self.call_id(turn, call.index), "function"));
+                let (id, kind) = begun.unzip();
+                let function = Function { name: call.name, arguments: call.arguments };
+                Call { index: Some(call.index), id, kind, function }
+            });
+            let role = first.then_some("assistant");
+            let delta = Delta { role, reasoning_content, content, tool_calls: calls.collect() };
+            Choice { delta: Some(delta), ..choice }
+        } else {
+            Choice { text: Some(added.text), ..choice }
         };
         self.object(self.kind_of_chunk(), vec![choice], self.include_usage.then_some(None))
     }

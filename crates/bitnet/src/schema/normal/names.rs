@@ -68,10 +68,8 @@ fn beyond(mut texts: Vec<Vec<char>>) -> String {
     let mut firsts: Vec<char> = texts.iter().filter_map(|text| text.first().copied()).collect();
     firsts.dedup();
     let class: String = firsts.iter().map(|c| escaped(*c)).collect();
-    let mut branches = match firsts.is_empty() {
-        true => vec![r"[\s\S][\s\S]*".to_owned()],
-        false => vec![format!(r"[^{class}][\s\S]*")],
-    };
+    let other = if firsts.is_empty() { r"[\s\S]".to_owned() } else { format!("[^{class}]") };
+    let mut branches = vec![other + r"[\s\S]*"];
     for first in firsts {
         let rest = texts.iter().filter(|text| text.first() == Some(&first)).map(|text| text[1..].to_vec());
         branches.push(escaped(first) + &beyond(rest.collect()));
