@@ -1,6 +1,6 @@
 use std::{collections::HashMap, fmt, time::Duration};
 
-use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, LoadedCode, table::Kernel};
+use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, table::Kernel};
 
 /// Space between the addresses of two allocations.
 const APART: u64 = 1 << 40;
@@ -18,21 +18,7 @@ impl Default for Null {
     /// As large as an H200.
     fn default() -> Self {
         Null {
-            info: DeviceInfo {
-                name: "null".to_owned(),
-                capability: (9, 0),
-                driver: 13_000,
-                memory: 140 << 30,
-                shared: 227 << 10,
-                processors: 132,
-                processor_shared: 228 << 10,
-                overlap: true,
-                recordings: true,
-                tiles_by_size: false,
-                shortlists: true,
-                tilings: Vec::new(),
-                code: LoadedCode::default(),
-            },
+            info: DeviceInfo { name: "null".to_owned(), memory: 140 << 30, ..DeviceInfo::h100() },
             allocations: 0,
             held: HashMap::new(),
         }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, LoadedCode, MARKS, table::Kernel};
+use bitnet_kernels::gpu::{DeviceInfo, Driver, GpuError, Launch, MARKS, table::Kernel};
 use bitnet_ptxsim::{MatrixUnit, Memory, MemoryError, Module, Param, Stats};
 
 /// Kernels by text, and by whether launches overlap, each parsed once for all simulators of a process.
@@ -55,18 +55,11 @@ impl Default for Simulator {
         Simulator {
             info: DeviceInfo {
                 name: "simulator".to_owned(),
-                capability: (9, 0),
-                driver: 12_040,
                 memory: 4 << 30,
                 shared: 163 << 10,
                 processors: 4,
-                processor_shared: 228 << 10,
-                overlap: true,
-                recordings: true,
                 tiles_by_size: true,
-                shortlists: true,
-                tilings: Vec::new(),
-                code: LoadedCode::default(),
+                ..DeviceInfo::h100()
             },
             memory: Memory::new(),
             allocations: BTreeMap::new(),

@@ -1,19 +1,17 @@
 //! Calls [`bitnet::load`] with the flags, and shows a progress bar and notes.
 
-use std::time::Duration;
-
 use bitnet::{
     CacheDir, Error, OpenDraft, Opened,
-    inference::{CacheFolder, Drafter, EngineConfig},
+    inference::{CacheFolder, EngineConfig},
     kernels::{
         Cpu, Isa,
         gpu::{Cuda, Driver, Gpu, GpuError},
     },
-    load::{self, Plan, WeightBytes},
+    load,
     model::{Checkpoint, Model},
 };
 
-pub use bitnet::load::Want;
+pub use bitnet::load::{Loaded, Want};
 
 use crate::{
     args::{CacheFlags, Common, FolderFlags, Speculation},
@@ -21,23 +19,6 @@ use crate::{
     output,
     progress::Progress,
 };
-
-/// A model with its weights in memory.
-pub struct Loaded {
-    /// The model.
-    pub model: Box<dyn Model>,
-    /// What drafts for it, if anything besides the text does.
-    pub drafter: Option<Box<dyn Drafter>>,
-    /// Layout and size of the weights.
-    pub weights: WeightBytes,
-    /// How the memory was divided.
-    pub plan: Plan,
-    pub time: Duration,
-    /// Number of the GPU that the model is on.
-    pub gpu: Option<usize>,
-    /// Why the model is not on a GPU, if one was tried.
-    pub refused: Option<String>,
-}
 
 /// The machine that a command computes on: the CPU, and GPUs behind a driver.
 pub struct Machine<'a, D> {
@@ -139,9 +120,7 @@ impl<D: Driver + 'static> Machine<'_, D> {
             output::note(format_args!("warning: {warning}"));
         }
         loaded.notes().into_iter().for_each(output::note);
-        let refused = loaded.refusal();
-        let load::Loaded { model, drafter, weights, plan, time, gpu, .. } = loaded;
-        Ok(Loaded { model, drafter, weights, plan, time, gpu: gpu.map(|gpu| gpu.index), refused })
+        Ok(loaded)
     }
 }
 

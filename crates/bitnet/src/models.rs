@@ -202,12 +202,12 @@ impl Model {
     /// If the request is invalid.
     pub fn prepare(&self, request: &Request) -> Result<inference::Request, Error> {
         let checkpoint = &self.0.checkpoint;
-        let Prompted { tokens, thought } = request.prompted(checkpoint)?;
+        let Prompted { tokens, mut thought } = request.prompted(checkpoint)?;
         let constraint = match &request.format {
             #[cfg(feature = "json")]
             Some(format) => {
                 let schema = self.schema(format)?;
-                Some(thought.iter().fold(schema, Schema::after_thought).constraint())
+                Some(thought.iter_mut().fold(schema, Schema::after_thought).constraint())
             }
             _ => request.constraint.clone(),
         };

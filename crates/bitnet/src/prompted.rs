@@ -44,8 +44,6 @@ impl Request {
         let calls = conventions.and_then(|all| all.calls.as_ref());
         let calls = calls.filter(|_| !conversation.input.tools.is_empty());
         let rule = self.thinking.rule(form, text.thought, calls, tokenizer()?)?;
-        // A text in a format has its thought before it, and none within.
-        let rule = rule.map(|rule| ThoughtRule { again: self.format.is_none(), ..rule });
         Ok(Prompted { tokens, thought: rule.map(Arc::new) })
     }
 }

@@ -270,7 +270,7 @@ fn a_gpu_that_cannot_be_used_leaves_the_work_to_the_cpu_with_one_line_of_reasons
     for (open, why) in REFUSED {
         let loaded = load("auto", open).unwrap();
         assert!(loaded.model.device().is_none() && loaded.model.backend().device == "cpu", "{why}");
-        let message = loaded.refused.expect("the CPU was not asked for");
+        let message = loaded.refusal().expect("the CPU was not asked for");
         assert!(message.contains(why) && message.contains(": ") && !message.contains('\n'), "{message}");
     }
 }
@@ -286,7 +286,7 @@ fn a_gpu_that_was_asked_for_and_is_refused_is_an_error_and_never_the_cpu() {
 #[test]
 fn a_gpu_that_can_be_used_is_used_where_no_device_is_named() {
     let loaded = load("auto", |_| Ok(Tap::of(Simulator::default()).0)).unwrap();
-    assert!(loaded.refused.is_none() && loaded.model.device().is_some());
+    assert!(loaded.refusal().is_none() && loaded.model.device().is_some());
     assert_eq!(loaded.model.backend().device, "simulator");
 }
 

@@ -89,11 +89,7 @@ impl State {
 }
 
 impl Cpu {
-    pub(super) fn make_delta(
-        &mut self,
-        shape: DeltaShape,
-        w: &DeltaWeights<'_>,
-    ) -> Result<Delta, KernelError> {
+    pub(super) fn delta(&mut self, shape: DeltaShape, w: &DeltaWeights<'_>) -> Result<Delta, KernelError> {
         let DeltaShape { value_heads, head_dim, taps, .. } = shape;
         assert!(taps > 0 && shape.key_heads > 0, "there must be a tap and a head");
         assert!(value_heads.is_multiple_of(shape.key_heads), "every key head must have as many value heads");
@@ -119,15 +115,11 @@ impl Cpu {
         })
     }
 
-    pub(super) fn make_state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
+    pub(super) fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
         State::new(shape, slots)
     }
 
-    pub(super) fn make_rotation(
-        &mut self,
-        width: usize,
-        rotate: &Rotate<'_>,
-    ) -> Result<Rotation, KernelError> {
+    pub(super) fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Rotation, KernelError> {
         let Rotate { block, signs, grouped } = *rotate;
         assert!(block.is_power_of_two() && width.is_multiple_of(block), "blocks must divide the width");
         assert!(signs.is_none_or(|signs| signs.len() == width), "there must be a sign for every column");
@@ -159,7 +151,7 @@ impl Cpu {
     }
 
     /// The three passes of a layer.
-    pub(super) fn delta_rule(
+    pub(super) fn gated_delta(
         &mut self,
         Step { runs, .. }: Step<'_>,
         x: &Rows,
@@ -228,7 +220,8 @@ impl Cpu {
         })
     }
 
-    pub(super) fn copy_slot(&mut self, state: &mut State, from: usize, to: usize) -> Result<(), KernelError> {
+    pub(super) fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {
+        let (from, to) = (from as usize, to as usize);
         assert!(from < state.slots && to < state.slots, "the slots must exist");
         if from == to {
             return Ok(());
@@ -247,7 +240,7 @@ impl Cpu {
     }
 
     /// Multiplies `out[t][i]` by `sigmoid(x[t][column + i])`.
-    pub(super) fn gate_rows(
+    pub(super) fn sigmoid_gate(
         &mut self,
         n: usize,
         x: &Rows,
@@ -267,7 +260,7 @@ impl Cpu {
     }
 
     /// Normalises rows and multiplies them by a dense table.
-    pub(super) fn dense_columns(
+    pub(super) fn dense(
         &mut self,
         n: usize,
         x: &Rows,

@@ -164,7 +164,7 @@ fn choose(logits: &[f32], used: usize, chosen: &mut Vec<(u32, f32)>) {
 }
 
 impl Cpu {
-    pub(super) fn make_experts(
+    pub(super) fn experts(
         &mut self,
         shape: ExpertShape,
         weights: ExpertWeights<'_>,
@@ -214,7 +214,7 @@ impl Cpu {
     }
 
     /// Adds to every row of `x` what its experts compute from it.
-    pub(super) fn add_experts(
+    pub(super) fn mix_experts(
         &mut self,
         n: usize,
         norm: &Norm<Gain>,

@@ -365,6 +365,18 @@ impl Backend for Cpu {
 
     const READS_PANELS: bool = true;
 
+    by_methods! {
+        fn delta(shape: DeltaShape, weights: &DeltaWeights<'_>) -> Delta;
+        fn state(shape: DeltaShape, slots: usize) -> State;
+        fn rotation(width: usize, rotate: &Rotate<'_>) -> Rotation;
+        fn experts(shape: ExpertShape, weights: ExpertWeights<'_>) -> Experts;
+        fn gated_delta(step: Step<'_>, x: &Rows, w: &Delta, state: &mut State, out: &mut Rows);
+        fn copy_state(state: &mut State, from: u32, to: u32);
+        fn sigmoid_gate(n: usize, x: &Rows, column: usize, out: &mut Rows);
+        fn dense(n: usize, x: &Rows, norm: &Norm<Gain>, w: &Table, out: &mut Rows, column: usize);
+        fn mix_experts(n: usize, norm: &Norm<Gain>, w: &Experts, x: &mut Rows);
+    }
+
     fn info(&self) -> BackendInfo {
         let (isa, kv) = (self.isa.name(), self.kv.name());
         BackendInfo { device: "cpu".into(), isa, threads: self.pool.threads(), kv }
@@ -420,18 +432,6 @@ impl Backend for Cpu {
     fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
         self.reserve(attention::scratch(&shape))?;
         Kv::zeroed(shape, self.kv)
-    }
-
-    fn delta(&mut self, shape: DeltaShape, weights: &DeltaWeights<'_>) -> Result<Delta, KernelError> {
-        self.make_delta(shape, weights)
-    }
-
-    fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
-        self.make_state(shape, slots)
-    }
-
-    fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Rotation, KernelError> {
-        self.make_rotation(width, rotate)
     }
 
     fn rotate_table(&mut self, table: &mut Table, rotation: Rotation) {
@@ -610,51 +610,6 @@ impl Backend for Cpu {
             // SAFETY: `isa` proves the instruction set; every row is written by one part; scratch holds what it needs.
             unsafe { kernel(&a, share(n, parts, part), scratch) }
         })
-    }
-
-    fn gated_delta(
-        &mut self,
-        step: Step<'_>,
-        x: &Rows,
-        w: &Delta,
-        state: &mut State,
-        out: &mut Rows,
-    ) -> Result<(), KernelError> {
-        self.delta_rule(step, x, w, state, out)
-    }
-
-    fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {
-        self.copy_slot(state, from as usize, to as usize)
-    }
-
-    fn sigmoid_gate(&mut self, n: usize, x: &Rows, column: usize, out: &mut Rows) -> Result<(), KernelError> {
-        self.gate_rows(n, x, column, out)
-    }
-
-    fn dense(
-        &mut self,
-        n: usize,
-        x: &Rows,
-        norm: &Norm<Gain>,
-        w: &Table,
-        out: &mut Rows,
-        column: usize,
-    ) -> Result<(), KernelError> {
-        self.dense_columns(n, x, norm, w, out, column)
-    }
-
-    fn experts(&mut self, shape: ExpertShape, weights: ExpertWeights<'_>) -> Result<Experts, KernelError> {
-        self.make_experts(shape, weights)
-    }
-
-    fn mix_experts(
-        &mut self,
-        n: usize,
-        norm: &Norm<Gain>,
-        w: &Experts,
-        x: &mut Rows,
-    ) -> Result<(), KernelError> {
-        self.add_experts(n, norm, w, x)
     }
 
     fn norm_add(&mut self, n: usize, x: &Rows, norm: &Norm<Gain>, out: &mut Rows) -> Result<(), KernelError> {

@@ -12,17 +12,6 @@ use crate::{
     SamplingParams, Step, StepSize, TableWeights, Wanted, Weights,
 };
 
-/// Implements operations by the methods of [`Gpu`] of the same names, in `ops/` and in the files of the types.
-macro_rules! by_methods {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
-        $(fn $name(&mut self, $($arg: $type),*) -> Result<by_methods!(@result $($result)?), KernelError> {
-            Ok(Gpu::$name(self, $($arg),*)?)
-        })*
-    };
-    (@result) => { () };
-    (@result $result:ty) => { $result };
-}
-
 impl<D: Driver> Backend for Gpu<D> {
     type Rows = Rows;
     type Int8Rows = Int8Rows;

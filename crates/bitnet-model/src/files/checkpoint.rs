@@ -139,7 +139,7 @@ impl Checkpoint {
         let sources = sources.without_placeholder(&spec.architecture, &mut warnings);
         let chat = sources.compile(&text(defaults.bos), &text(defaults.eos.first().copied()));
         let chat = template_or_warning(chat, &mut warnings)?;
-        let mut checkpoint = Checkpoint {
+        let checkpoint = Checkpoint {
             name: gguf.file.clone(),
             format: "gguf",
             spec,
@@ -150,8 +150,7 @@ impl Checkpoint {
             warnings,
             not_loaded: not_loaded.extras,
         };
-        checkpoint.finish(&not_loaded.unknown)?;
-        Ok(checkpoint)
+        checkpoint.finish(&not_loaded.unknown)
     }
 
     /// Opens a model from the files of a Hugging Face folder with one safetensors file, all in memory.
@@ -193,7 +192,7 @@ impl Checkpoint {
         let other = if config.scale_multiplies { "bitlinear" } else { "autobitlinear" };
         let cure = format!("set quantization_config.linear_class to {other} in config.json");
         warnings.extend(scale_warning(&source, &cure));
-        let mut checkpoint = Checkpoint {
+        let checkpoint = Checkpoint {
             name,
             format: "safetensors",
             spec: config.spec,
@@ -204,12 +203,11 @@ impl Checkpoint {
             warnings,
             not_loaded: not_loaded.extras,
         };
-        checkpoint.finish(&not_loaded.unknown)?;
-        Ok(checkpoint)
+        checkpoint.finish(&not_loaded.unknown)
     }
 
     /// Checks that the parts fit together.
-    fn finish(&mut self, unused: &[String]) -> Result<(), ModelError> {
+    fn finish(mut self, unused: &[String]) -> Result<Self, ModelError> {
         self.spec.eos.clone_from(&self.defaults.eos);
         if let Some(first) = unused.first() {
             let others = match unused.len() {
@@ -219,7 +217,7 @@ impl Checkpoint {
             self.warnings
                 .push(format!("the file holds tensors that this architecture does not use: {first}{others}"));
         }
-        let Some(tokenizer) = &self.tokenizer else { return Ok(()) };
+        let Some(tokenizer) = &self.tokenizer else { return Ok(self) };
         let (tokens, rows) = (tokenizer.vocab_size(), self.spec.vocab);
         if tokens > rows {
             return Err(ModelError::Tokenizer {
@@ -234,7 +232,7 @@ impl Checkpoint {
                 "the vocabulary has {tokens} tokens, the embedding {rows} rows: they may belong to different models"
             ));
         }
-        Ok(())
+        Ok(self)
     }
 }
 

@@ -36,8 +36,6 @@ pub(crate) struct Dense<B: Backend> {
     pub(crate) gate_up: Projection<B>,
     /// Projection from the gated activation back to the residual.
     pub(crate) down: Projection<B>,
-    /// Applied to the output before it is added, if the model has such norms.
-    pub(crate) post_norm: Option<Norm<B::Gain>>,
 }
 
 /// The token mixer: the part of a layer in which a token depends on the tokens before it.
@@ -59,8 +57,6 @@ pub(crate) struct Attention<B: Backend> {
     gate: Option<usize>,
     /// Projection from all query heads back to the residual.
     pub(crate) output: Projection<B>,
-    /// Applied to that before it is added, if the model has such norms.
-    pub(crate) post_norm: Option<Norm<B::Gain>>,
     /// Number of keys that a token attends to; all if `None`.
     pub(crate) window: Option<usize>,
     pub(crate) kv: B::Kv,
@@ -86,6 +82,17 @@ pub(crate) struct Projection<B: Backend> {
     /// Applied to the input before any matrix.
     norm: Option<Norm<B::Gain>>,
     matrices: Vec<Matrix<B>>,
+    /// Applied to the output before it is added to the residual, if the model has such norms.
+    post_norm: Option<Norm<B::Gain>>,
+}
+
+/// What a projection back to the residual adds to.
+pub(crate) struct Sum<'a, B: Backend> {
+    /// Multiplies what is added, unless it passes a norm.
+    pub(crate) factor: f32,
+    /// Room for the output of a projection that has a norm.
+    pub(crate) projected: Option<&'a mut B::Rows>,
+    pub(crate) residual: &'a mut B::Rows,
 }
 
 struct Matrix<B: Backend> {
@@ -138,8 +145,7 @@ impl<B: Backend> Dense<B> {
         let gate_up = Projection::load(backend, from, Some(norm), [names::GATE_UP], RowOrder::GateUp)?;
         let norm = spec.sub_norms.then(|| from.norm(backend, Part::FfnSubNorm)).transpose()?;
         let down = Projection::load(backend, from, norm, [names::DOWN], RowOrder::Plain)?;
-        let post_norm = spec.post_norms.then(|| from.norm(backend, Part::FfnPostNorm)).transpose()?;
-        Ok(Dense { gate_up, down, post_norm })
+        Ok(Dense { gate_up, down: down.normed(backend, from, Part::FfnPostNorm)? })
     }
 }
 
@@ -175,11 +181,11 @@ impl<B: Backend> Attention<B> {
         let qkv = Projection::load(backend, from, norm, [names::qkv(spec)], order)?;
         let norm = spec.sub_norms.then(|| from.norm(backend, Part::AttentionSubNorm)).transpose()?;
         let output = Projection::load(backend, from, norm, [names::OUTPUT], RowOrder::Plain)?;
+        let output = output.normed(backend, from, Part::AttentionPostNorm)?;
         let shape = KvShape { blocks: from.limits.kv_blocks, kv_heads: spec.kv_heads, head_dim };
         let gate = spec.output_gate.then(|| spec.q_width() + 2 * spec.kv_width());
-        let post_norm = spec.post_norms.then(|| from.norm(backend, Part::AttentionPostNorm)).transpose()?;
         let (heads, window, kv) = (spec.heads, spec.window(from.index), backend.kv(shape)?);
-        Ok(Attention { qkv, fused, heads, head_norms, gate, output, post_norm, window, kv })
+        Ok(Attention { qkv, fused, heads, head_norms, gate, output, window, kv })
     }
 
     /// `qkv = W x`; normalises and rotates the queries and keys, and stores the keys and values.
@@ -298,7 +304,13 @@ impl<B: Backend> Projection<B> {
                 column += trits.rows();
             }
         }
-        Ok(Projection { norm, matrices })
+        Ok(Projection { norm, matrices, post_norm: None })
+    }
+
+    /// With the norm of its output, if the model has such norms.
+    fn normed(self, backend: &mut B, from: &Origin<'_>, part: Part) -> Result<Self, ModelError> {
+        let post_norm = from.spec.post_norms.then(|| from.norm(backend, part)).transpose()?;
+        Ok(Projection { post_norm, ..self })
     }
 
     /// `gate_up = W x`; applies the gate and quantises the result for `down`.
@@ -347,60 +359,35 @@ impl<B: Backend> Projection<B> {
         Ok(())
     }
 
-    /// `out += norm(W x)`, for a projection of one matrix; `projected` has room for `W x`.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of three operations")]
-    pub(crate) fn project_norm_add(
-        &self,
-        backend: &mut B,
-        tokens: usize,
-        input: &B::Rows,
-        quants: &mut B::Int8Rows,
-        norm: &Norm<B::Gain>,
-        projected: &mut B::Rows,
-        out: &mut B::Rows,
-    ) -> Result<(), KernelError> {
-        self.project(backend, tokens, input, quants, projected)?;
-        backend.norm_add(tokens, projected, norm, out)
-    }
-
-    /// `out += norm(W q)`, as [`Projection::add_quantized`].
-    pub(crate) fn norm_add_quantized(
-        &self,
-        backend: &mut B,
-        tokens: usize,
-        quants: &B::Int8Rows,
-        norm: &Norm<B::Gain>,
-        projected: &mut B::Rows,
-        out: &mut B::Rows,
-    ) -> Result<(), KernelError> {
-        backend.bit_linear(tokens, quants, &self.matrices[0].weights, projected, 0, None)?;
-        backend.norm_add(tokens, projected, norm, out)
-    }
-
-    /// `out += factor * W x`, for a projection of one matrix.
+    /// Adds `W x` to `sum`, for a projection of one matrix.
     pub(crate) fn project_add(
         &self,
         backend: &mut B,
         tokens: usize,
         input: &B::Rows,
         quants: &mut B::Int8Rows,
-        factor: f32,
-        out: &mut B::Rows,
+        sum: Sum<'_, B>,
     ) -> Result<(), KernelError> {
         backend.norm_quantize(tokens, input, self.norms(), self.rotation(), quants)?;
-        self.add_quantized(backend, tokens, quants, factor, out)
+        self.add_quantized(backend, tokens, quants, sum)
     }
 
-    /// `out += factor * W q`, for a projection of one matrix whose input is already normed and quantised.
+    /// Adds `W q` to `sum`, for a projection of one matrix whose input is already normed and quantised.
     pub(crate) fn add_quantized(
         &self,
         backend: &mut B,
         tokens: usize,
         quants: &B::Int8Rows,
-        factor: f32,
-        out: &mut B::Rows,
+        Sum { factor, projected, residual }: Sum<'_, B>,
     ) -> Result<(), KernelError> {
-        backend.bit_linear(tokens, quants, &self.matrices[0].weights, out, 0, Some(factor))
+        let weights = &self.matrices[0].weights;
+        match (&self.post_norm, projected) {
+            (Some(norm), Some(rows)) => {
+                backend.bit_linear(tokens, quants, weights, rows, 0, None)?;
+                backend.norm_add(tokens, rows, norm, residual)
+            }
+            _ => backend.bit_linear(tokens, quants, weights, residual, 0, Some(factor)),
+        }
     }
 
     /// The norms of a projection of one matrix.

@@ -16,7 +16,7 @@ use crate::{
         Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, Run,
         draft_head::DraftHead,
         footprint,
-        layer::{Dense, FeedForward, Layer, Mixer, Origin},
+        layer::{Dense, FeedForward, Layer, Mixer, Origin, Sum},
         weights::{SOURCE, packed, read_table},
     },
     spec::{ModelSpec, Windows, rope},
@@ -425,13 +425,8 @@ impl<B: Backend> Buffers<B> {
                 attention.project_rope_store(backend, step, residual, input, rope, qkv)?;
                 backend.attention(step.within(attention.window), qkv, &attention.kv, attended)?;
                 attention.gate(backend, tokens, qkv, attended)?;
-                let (output, quants) = (&attention.output, &mut self.attended_quants);
-                match (&attention.post_norm, &mut self.projected) {
-                    (Some(norm), Some(rows)) => {
-                        output.project_norm_add(backend, tokens, attended, quants, norm, rows, residual)?;
-                    }
-                    _ => output.project_add(backend, tokens, attended, quants, factor, residual)?,
-                }
+                let sum = Sum { factor, projected: self.projected.as_mut(), residual };
+                attention.output.project_add(backend, tokens, attended, &mut self.attended_quants, sum)?;
             }
             Mixer::Delta(delta) => {
                 let own = self.delta.as_mut().expect("a model with gated-delta layers has their buffers");
@@ -439,22 +434,19 @@ impl<B: Backend> Buffers<B> {
                 delta.project(backend, tokens, residual, input, projected)?;
                 backend.gated_delta(step, projected, &delta.weights, &mut delta.state, output)?;
                 let quants = &mut own.output_quants;
-                delta.output.project_add(backend, tokens, output, quants, factor, residual)?;
+                let sum = Sum { factor, projected: None, residual };
+                delta.output.project_add(backend, tokens, output, quants, sum)?;
             }
         }
         match &layer.ffn {
             FeedForward::Experts(experts, norm) => backend.mix_experts(tokens, norm, experts, residual),
-            FeedForward::Dense(Dense { gate_up: projection, down, post_norm }) => {
+            FeedForward::Dense(Dense { gate_up: projection, down }) => {
                 let (gate_up, gated) = (&mut self.gate_up, &mut self.gated_quants);
                 let gate = spec.activation;
                 projection
                     .project_gate_quantize(backend, tokens, residual, input, gate, down, gate_up, gated)?;
-                match (post_norm, &mut self.projected) {
-                    (Some(norm), Some(rows)) => {
-                        down.norm_add_quantized(backend, tokens, gated, norm, rows, residual)
-                    }
-                    _ => down.add_quantized(backend, tokens, gated, factor, residual),
-                }
+                let sum = Sum { factor, projected: self.projected.as_mut(), residual };
+                down.add_quantized(backend, tokens, gated, sum)
             }
         }
     }

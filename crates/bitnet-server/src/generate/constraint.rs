@@ -1,7 +1,5 @@
 //! The constraint on the text of an answer: tool calls, a format, or either. It applies after the thought.
 
-use std::sync::Arc;
-
 use bitnet::model::CallForm;
 use bitnet::schema::Schema;
 use serde_json::json;
@@ -47,14 +45,7 @@ pub(super) fn constraint(parsed: &mut Parsed, service: &Service) -> Result<Const
         }
         (None, None) => return Ok(Constrained::default()),
     };
-    let schema = match &mut parsed.thought {
-        Some(rule) => {
-            // Where the whole answer follows a format, no thought interrupts it.
-            Arc::make_mut(rule).again &= schema.is_partial();
-            schema.after_thought(rule)
-        }
-        None => schema,
-    };
+    let schema = parsed.thought.iter_mut().fold(schema, Schema::after_thought);
     Ok(Constrained { schema: Some(schema), relaxed })
 }
 
@@ -92,11 +83,11 @@ fn with_tools(
             offer.tools[i] = Tool { arguments, ..tool };
         }
     }
-    match relaxed.is_empty() {
+    if relaxed.is_empty() {
         // Each fits alone, but not all together.
-        true => Err(error),
-        false => Ok((compiled(offer, format)?, relaxed)),
+        return Err(error);
     }
+    Ok((compiled(offer, format)?, relaxed))
 }
 
 fn refused(what: &str, error: bitnet::Error) -> ApiError {

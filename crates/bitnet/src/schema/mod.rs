@@ -205,15 +205,12 @@ impl Schema {
         Schema { within: Some(within), ..self }
     }
 
-    /// Whether the schema is for only a part of the text.
-    pub fn is_partial(&self) -> bool {
-        self.within.is_some()
-    }
-
     /// The same schema, for the answer after a thought. The thought is free. If the whole answer follows the schema, the
-    /// gap of the rule comes between the end marker and the answer, in the tokens that a prompt has there.
+    /// gap of the rule comes between the end marker and the answer, in the tokens that a prompt has there, and `rule`
+    /// allows no thought within the answer.
     #[must_use]
-    pub fn after_thought(self, rule: &Arc<ThoughtRule>) -> Self {
+    pub fn after_thought(self, rule: &mut Arc<ThoughtRule>) -> Self {
+        Arc::make_mut(rule).again &= self.within.is_some();
         let preface = Preface::new(rule, self.digits.tokenizer());
         Schema { preface: Some(Arc::new(preface)), ..self }
     }

@@ -73,7 +73,9 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let common = machine.common;
     let checkpoint = model_arg::open(args.model.as_deref().unwrap_or_default())?;
     let (want, prefill) = (want(args, &checkpoint)?, prefill(args));
-    let Loaded { mut model, weights, time, gpu, refused, .. } = machine.load(&checkpoint, want)?;
+    let loaded = machine.load(&checkpoint, want)?;
+    let refused = loaded.refusal();
+    let Loaded { mut model, weights, time, gpu, .. } = loaded;
     if args.tune.is_some() && model.device().is_none() {
         let what = "only a GPU can launch a product in several ways";
         return Err(CliError::usage(what, "--tune", "give --device cuda, or leave it out"));
@@ -124,7 +126,7 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     // The kernels need the memory.
     drop(model);
     if args.kernels {
-        kernels(machine, gpu.unwrap_or(0), args, &checkpoint, &mut report, &save)?;
+        kernels(machine, gpu.map_or(0, |gpu| gpu.index), args, &checkpoint, &mut report, &save)?;
     }
     Ok(report)
 }
