@@ -1,7 +1,6 @@
 //! How an engine is configured, and why it does not start.
 //! No setting changes a token, except which tokens end a text.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use crate::tier::{CacheFolder, FolderError};
 
 /// Configuration of an engine. No setting changes a token; only `eos` decides where a text ends. Take the other fields
 /// from `..EngineConfig::default()`, because fields may be added.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Maximum number of sequences in a forward pass; others wait. With recurrent layers, at most seven eighths of the
     /// state slots are for running sequences; the others keep snapshots for the prefix cache.
@@ -70,25 +69,6 @@ impl Default for EngineConfig {
             host_cache: 0,
             recorder: None,
         }
-    }
-}
-
-impl fmt::Debug for EngineConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineConfig")
-            .field("max_batch_size", &self.max_batch_size)
-            .field("sizing", &self.sizing)
-            .field("max_wait_time", &self.max_wait_time)
-            .field("max_queued_requests", &self.max_queued_requests)
-            .field("max_queued_tokens", &self.max_queued_tokens)
-            .field("max_draft", &self.max_draft)
-            .field("mailbox", &self.mailbox)
-            .field("slow_reader_timeout", &self.slow_reader_timeout)
-            .field("step_limit", &self.step_limit)
-            .field("eos", &self.eos)
-            .field("folder", &self.folder)
-            .field("host_cache", &self.host_cache)
-            .finish_non_exhaustive()
     }
 }
 

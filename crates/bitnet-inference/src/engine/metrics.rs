@@ -1,6 +1,8 @@
 //! What an engine counts and measures, and who records it.
 //! [`Metrics`] keeps everything in memory; other [`Recorder`]s send it elsewhere.
 
+use std::fmt;
+
 use parking_lot::Mutex;
 
 /// What an engine counts.
@@ -102,6 +104,12 @@ pub trait Recorder: Send + Sync {
     /// `plans` describes the last steps in one line. Called once for such a step, on a separate thread.
     fn stalled(&self, age: std::time::Duration, plans: &str) {
         let _ = (age, plans);
+    }
+}
+
+impl fmt::Debug for dyn Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recorder")
     }
 }
 

@@ -1,7 +1,7 @@
 //! Finds stop strings in a text as it grows, token by token.
 //! A token is held back while it may still belong to one.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, fmt};
 
 use bitnet_model::Tokenizer;
 
@@ -9,6 +9,12 @@ use bitnet_model::Tokenizer;
 pub trait TokenText: Send + Sync {
     /// Appends the bytes of `token` to `out`.
     fn append_bytes(&self, token: u32, out: &mut Vec<u8>);
+}
+
+impl fmt::Debug for dyn TokenText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenText")
+    }
 }
 
 /// Text as readers see it: control tokens have none.

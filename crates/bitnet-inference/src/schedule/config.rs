@@ -1,13 +1,12 @@
 //! The limits of a scheduler.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::pace::BatchSizing;
 use crate::sample::TokenText;
 
 /// The limits of a scheduler, and what it knows about the model.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct SchedulerConfig {
     /// Maximum number of running sequences: the places of the batch.
     pub max_running: usize,
@@ -32,19 +31,4 @@ pub struct SchedulerConfig {
     pub eos: Vec<u32>,
     /// Maps tokens to text, for stop strings.
     pub text: Option<Arc<dyn TokenText>>,
-}
-
-impl fmt::Debug for SchedulerConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SchedulerConfig")
-            .field("max_running", &self.max_running)
-            .field("max_tokens", &self.max_tokens)
-            .field("max_rows", &self.max_rows)
-            .field("kv_blocks", &self.kv_blocks)
-            .field("state_slots", &self.state_slots)
-            .field("context", &self.context)
-            .field("max_draft", &self.max_draft)
-            .field("sizing", &self.sizing)
-            .finish_non_exhaustive()
-    }
 }
