@@ -154,6 +154,7 @@ enum Name {
     Pred(Pred),
     Symbol(Reg),
     Param { at: usize, bytes: usize },
+    Label,
 }
 
 impl Scope {
@@ -162,6 +163,11 @@ impl Scope {
             Some(_) => Err(ParseErrorKind::Duplicate { name: name.into() }),
             None => Ok(()),
         }
+    }
+
+    /// Declares a label, which must not have the name of anything else.
+    pub(crate) fn declare_label(&mut self, name: &str) -> Result<(), ParseErrorKind> {
+        self.declare(name, Name::Label)
     }
 
     pub(crate) fn declare_reg(&mut self, name: &str, ty: Type) -> Result<(), ParseErrorKind> {
@@ -248,6 +254,9 @@ impl Scope {
             Some(&Name::Symbol(slot)) => Ok(Operand::Symbol(slot)),
             Some(Name::Param { .. }) => {
                 Err(ParseErrorKind::Expected { expected: "brackets around a parameter", found: word.into() })
+            }
+            Some(Name::Label) => {
+                Err(ParseErrorKind::Expected { expected: "an operand, not a label", found: word.into() })
             }
             None => special(word)
                 .map(Operand::Special)

@@ -212,9 +212,8 @@ impl<'t> Parser<'t> {
     fn body_item(&mut self, body: &mut Body) -> Result<()> {
         let first = self.cursor.peek();
         if self.cursor.rest().get(1).is_some_and(|token| token.text == ":") {
-            if body.labels.insert(first.into(), body.entry.insts.len()).is_some() {
-                return Err(ParseErrorKind::Duplicate { name: first.into() });
-            }
+            body.scope.declare_label(first)?;
+            body.labels.insert(first.into(), body.entry.insts.len());
             self.cursor.at += 2;
             return Ok(());
         }

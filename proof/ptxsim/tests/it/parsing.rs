@@ -99,6 +99,11 @@ fn names_must_be_declared_once() {
     let twice = |name: &str| (1, ParseErrorKind::Duplicate { name: name.into() });
     assert_eq!(refused(".reg .b32 r3;"), twice("r3"));
     assert_eq!(refused("L: L:"), twice("L"));
+    assert_eq!(refused("bra r1; r1:"), twice("r1"));
+    assert_eq!(refused("L: .reg .b32 L;"), twice("L"));
+    assert_eq!(refused("mov.u32 r0, L; L:"), undeclared("L"));
+    let operand = ParseErrorKind::Expected { expected: "an operand, not a label", found: "L".into() };
+    assert_eq!(refused("L: mov.u32 r0, L;"), (1, operand));
     assert_eq!(refused(".shared .b32 s[4];"), twice("s"));
 }
 
