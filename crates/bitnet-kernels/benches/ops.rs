@@ -2,15 +2,15 @@
 //!
 //! Prints one JSON object with a row per measurement: the median, minimum and maximum of runs that take turns with a
 //! register loop of the same products. `cargo xtask bench` runs it. Names of parts (`products`, `grouped`, `head`,
-//! `attention`, `delta`, `rotation`) select those; `--threads N` and `--isa NAME` set threads and instruction set.
+//! `attention`, `depth`, `delta`, `rotation`) select those; `--threads N` and `--isa NAME` set threads and instruction set.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports")]
 
 use std::time::Instant;
 
 use bitnet_kernels::{
-    BLOCK_TOKENS, Backend, Cpu, DeltaShape, DeltaWeights, Edits, Grouping, Inspect, Isa, KvShape, Rotate,
-    RowOrder, RowsKind, Run, Step, Wanted, memory_bandwidth,
+    BLOCK_TOKENS, Backend, Cpu, DeltaShape, DeltaWeights, Edits, Grouping, Inspect, Isa, KvShape, KvType,
+    Rotate, RowOrder, RowsKind, Run, Step, Wanted, memory_bandwidth,
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
@@ -48,6 +48,9 @@ fn main() {
     }
     if wanted("attention") {
         rows.extend(attention(&mut cpu));
+    }
+    if wanted("depth") {
+        rows.extend(depth(isa, threads));
     }
     if wanted("delta") {
         rows.extend(delta(&mut cpu, threads));
@@ -222,6 +225,56 @@ fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let step = Step::new(&runs, &table);
     let row = turns(cpu, made, |cpu| cpu.attention(step, &qkv, &kv, &mut out).unwrap());
     with(row, json!({ "op": "attention", "keys": keys, "head_dim": head_dim }))
+}
+
+/// Measures attention of one token of some sequences over long caches of each type, as a part of the bandwidth. Enough
+/// layers take turns that their keys and values exceed the caches.
+fn depth(isa: Isa, threads: usize) -> Vec<Value> {
+    let bandwidth = 1e9 * memory_bandwidth(threads, None).expect("memory to measure with");
+    let (heads, kv_heads, head_dim) = (20, 5, 128);
+    let mut rows = Vec::new();
+    for (sequences, keys) in [(1, 2048), (1, 6144), (1, 32_768), (8, 2048)] {
+        for kv in KvType::ALL {
+            let mut cpu = Cpu::new(isa, threads).unwrap().keeping(kv);
+            let blocks = sequences * keys / BLOCK_TOKENS;
+            let shape = KvShape { blocks, kv_heads, head_dim };
+            let mut layers = vec![cpu.kv(shape).unwrap()];
+            let block = vec![0; Cpu::block_bytes(&layers[0])];
+            let bytes = blocks * block.len();
+            layers.extend((1..(256_usize << 20).div_ceil(bytes)).map(|_| cpu.kv(shape).unwrap()));
+            // Maps the pages.
+            for layer in &mut layers {
+                (0..blocks as u32).for_each(|b| cpu.write_block(layer, b, &block).unwrap());
+            }
+            let values: Vec<f32> =
+                (0..sequences * (heads + 2 * kv_heads) * head_dim).map(|i| (i * 31 % 255) as f32).collect();
+            let mut qkv =
+                cpu.rows(sequences, (heads + 2 * kv_heads) * head_dim, RowsKind::Intermediate).unwrap();
+            cpu.write(&mut qkv, &values).unwrap();
+            let mut out = cpu.rows(sequences, heads * head_dim, RowsKind::Intermediate).unwrap();
+            let table: Vec<u32> = (0..blocks as u32).collect();
+            let each = blocks / sequences;
+            let run = |i: usize| Run {
+                tokens: i..i + 1,
+                start: keys - 1,
+                blocks: i * each..(i + 1) * each,
+                state: 0,
+            };
+            let runs: Vec<Run> = (0..sequences).map(run).collect();
+            let step = Step::new(&runs, &table);
+            let mut next = 0;
+            let seconds = median(&mut cpu, |cpu| {
+                next += 1;
+                cpu.attention(step, &qkv, &layers[next % layers.len()], &mut out).unwrap();
+            });
+            rows.push(json!({
+                "op": "attention", "sequences": sequences, "keys": keys, "kv": kv.name(),
+                "microseconds": 1e6 * seconds,
+                "part_of_read_bandwidth": bytes as f64 / seconds / bandwidth,
+            }));
+        }
+    }
+    rows
 }
 
 /// Computes gated-delta layers of a model with 27 billion weights: single tokens of some sequences, and a prompt. Enough

@@ -6,9 +6,10 @@
 //!   RMSNorm have [`SQUARES`] partials in f64, one per thread of a GPU's block; their sum is multiplied by `1 / width`
 //!   and rounded once to f32, because its last bit affects the whole row. Norms of query and key heads do the same.
 //! - **Attention** of one query and head takes keys in segments of [`SEGMENT`] tokens. Within a segment: scores by
-//!   fused multiply-add over the head's dimensions in order, times `1 / sqrt(head_dim)`; their maximum; `exp` of the
-//!   differences; the sum of those in 16 partials by key index, then [`tree`]; values by fused multiply-add in key
-//!   order. Segments are merged in order by [`merge`], and the result is divided by the total.
+//!   fused multiply-add over the head's dimensions in order, times the key's scale if the cache has scales, times
+//!   `1 / sqrt(head_dim)`; their maximum; `exp` of the differences; the sum of those in 16 partials by key index, then
+//!   [`tree`]; values by fused multiply-add in key order, the weight first multiplied by the value's scale if there is
+//!   one. Segments are merged in order by [`merge`], and the result is divided by the total.
 //! - **exp** is [`exp`], never the platform's.
 //! - **Rotary embedding**: `x' = fma(x, cos, -(y sin))`, `y' = fma(y, cos, x sin)`.
 //! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale. If
@@ -44,7 +45,7 @@ use std::ops::Add;
 
 /// Version of what caches hold: raised with every change to a bit of a key, a value or a recurrent state, or to their
 /// layout, on any backend. What was kept before is then not used any more.
-pub const ARITHMETIC: u32 = 1;
+pub const ARITHMETIC: u32 = 2;
 
 /// Keys in one attention segment.
 pub const SEGMENT: usize = 256;

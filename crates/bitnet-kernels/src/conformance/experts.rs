@@ -37,8 +37,12 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
         (257, 2, 1, 80),
         (512, 4, 1, 128),
     ] {
-        let runs: [&[(usize, usize)]; 3] =
-            [&[(0, 1)], &[(0, 17), (15, 1), (63, 2)], &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)]];
+        let runs: [&[(usize, usize)]; 4] = [
+            &[(0, 1)],
+            &[(0, 17), (15, 1), (63, 2)],
+            &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)],
+            &[(767, 1), (40, 1)],
+        ];
         let window = |runs| Case::Window { window, heads, kv_heads, head_dim, runs, odd: false };
         cases.extend(runs.map(window));
     }

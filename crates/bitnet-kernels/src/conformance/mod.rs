@@ -209,8 +209,13 @@ fn attention_cases(cases: &mut Vec<Case>) {
     let heads =
         [(1, 1, 2), (4, 1, 48), (4, 2, 64), (5, 5, 32), (4, 2, 80), (7, 1, 100), (12, 4, 256), (20, 5, 128)];
     for (heads, kv_heads, head_dim) in heads {
-        let runs: &[&[(usize, usize)]] =
-            &[&[(0, 1)], &[(0, 17), (15, 1), (63, 2)], &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)]];
+        // The last have few tokens after many keys, so that threads share the segments of each.
+        let runs: &[&[(usize, usize)]] = &[
+            &[(0, 1)],
+            &[(0, 17), (15, 1), (63, 2)],
+            &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)],
+            &[(767, 1), (40, 1)],
+        ];
         let attention = |&runs| Case::Attention { heads, kv_heads, head_dim, runs, odd: false };
         cases.extend(runs.iter().map(attention));
     }

@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+mod attend;
 mod delta;
 mod experts;
 mod footprint;
@@ -28,10 +29,11 @@ use crate::{
     HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
     Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
 };
+use attend::Segments;
 use delta::RecurrentScratch;
 use experts::{ExpertScratch, Experts};
 use generic::{
-    attention::{self, Attention},
+    attention,
     cache::Kv,
     delta::{Delta, State},
     dense,
@@ -127,6 +129,7 @@ pub struct Cpu {
     head_input: Option<Int8Rows>,
     recurrent: RecurrentScratch,
     experts: ExpertScratch,
+    segments: Segments,
     bit_linear_calls: u64,
     head: HeadCounts,
 }
@@ -154,6 +157,7 @@ impl Cpu {
             head_input: None,
             recurrent: RecurrentScratch::default(),
             experts: ExpertScratch::default(),
+            segments: Segments::new(threads)?,
             bit_linear_calls: 0,
             head: HeadCounts::default(),
         })
@@ -547,43 +551,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn attention(
-        &mut self,
-        Step { runs, blocks, window, .. }: Step<'_>,
-        qkv: &Rows,
-        kv: &Kv,
-        out: &mut Rows,
-    ) -> Result<(), KernelError> {
-        let shape = kv.shape;
-        let heads = out.width / shape.head_dim;
-        assert_apart(runs);
-        let parts = heads + 2 * shape.kv_heads;
-        assert!(parts * shape.head_dim <= qkv.width, "the rows must hold queries, keys and values");
-        let a = Attention {
-            window,
-            runs,
-            blocks,
-            qkv: &qkv.values,
-            stride: qkv.stride,
-            heads,
-            kv,
-            out: out.values.shared(),
-            out_stride: out.stride,
-        };
-        let kernel = self.isa.kernels().floats.attention;
-        let items: usize = runs.iter().map(|r| r.tokens.len() * shape.kv_heads).sum();
-        let reads: usize = runs
-            .iter()
-            .map(|r| {
-                let keys = (r.start + r.tokens.len()).min(window.unwrap_or(usize::MAX));
-                r.tokens.len() * keys * shape.kv_heads * shape.head_dim
-            })
-            .sum();
-        self.parallel((reads / ROW_UNIT).min(items), attention::scratch(&shape), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the instruction set; every (token, key-value head) belongs to one part; all indices
-            // are checked where slices are taken.
-            unsafe { kernel(&a, part, parts, scratch) }
-        })
+    fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), KernelError> {
+        self.attend(step, qkv, kv, out)
     }
 
     fn gate_norm_quantize(

@@ -48,19 +48,18 @@ impl Reference {
         if self.bf16 && !x.is_finite() { bf16::MAX.to_f32().copysign(x) } else { x }
     }
 
-    /// Returns a key or value as it reads back from the cache.
-    fn cached(&self, row: &[f32]) -> Vec<f32> {
+    /// Returns the numbers that the cache stores for a key or value, and their scale.
+    fn cached(&self, row: &[f32]) -> (Vec<f32>, f32) {
         let largest = row.iter().fold(0.0f32, |m, x| if m.is_nan() || m > x.abs() { m } else { x.abs() });
-        let scale = largest / 127.0;
+        let scale = if self.kv == KvType::Int8 { largest / 127.0 } else { 1.0 };
         let kept = |&x: &f32| match self.kv {
             KvType::F32 => x,
             KvType::F16 => f16::from_f32(x).to_f32(),
             KvType::Bf16 => bf16::from_f32(x).to_f32(),
-            KvType::Int8 if scale == 0.0 => 0.0,
-            KvType::Int8 if !scale.is_finite() => f32::NAN,
-            KvType::Int8 => f32::from((x / scale).round_ties_even().clamp(-127.0, 127.0) as i8) * scale,
+            KvType::Int8 if scale == 0.0 || !scale.is_finite() => 0.0,
+            KvType::Int8 => f32::from((x / scale).round_ties_even().clamp(-127.0, 127.0) as i8),
         };
-        row.iter().map(kept).collect()
+        (row.iter().map(kept).collect(), scale)
     }
 
     /// Rounds a value as `rows` store it.
@@ -131,7 +130,7 @@ pub struct Rope {
     width: usize,
 }
 
-/// Keys and values of the reference, `[block][slot][kv_head][head_dim]`.
+/// Keys and values of the reference, `[block][slot][kv_head][head_dim + 1]`: the numbers, then their scale.
 #[derive(Debug)]
 pub struct Kv {
     shape: KvShape,
@@ -142,7 +141,7 @@ pub struct Kv {
 impl Kv {
     fn at(&self, block: u32, slot: usize, kv_head: usize) -> usize {
         let s = self.shape;
-        ((block as usize * BLOCK_TOKENS + slot) * s.kv_heads + kv_head) * s.head_dim
+        ((block as usize * BLOCK_TOKENS + slot) * s.kv_heads + kv_head) * (s.head_dim + 1)
     }
 }
 
@@ -331,7 +330,7 @@ impl Backend for Reference {
     }
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
-        let n = shape.blocks * BLOCK_TOKENS * shape.kv_heads * shape.head_dim;
+        let n = shape.blocks * BLOCK_TOKENS * shape.kv_heads * (shape.head_dim + 1);
         Ok(Kv { shape, keys: vec![0.0; n], values: vec![0.0; n] })
     }
 
@@ -437,12 +436,14 @@ impl Backend for Reference {
                 let block = blocks[run.blocks.start + position / BLOCK_TOKENS];
                 for h in 0..kv_heads {
                     let at = kv.at(block, position % BLOCK_TOKENS, h);
-                    let key = self.cached(&row[(heads + h) * dim..][..dim]);
+                    let (key, scale) = self.cached(&row[(heads + h) * dim..][..dim]);
                     kv.keys[at..at + dim].copy_from_slice(&key);
-                    let value = self.cached(&row[(heads + kv_heads + h) * dim..][..dim]);
+                    kv.keys[at + dim] = scale;
+                    let (value, scale) = self.cached(&row[(heads + kv_heads + h) * dim..][..dim]);
                     for (to, value) in kv.values[at..].iter_mut().zip(value) {
                         *to = self.bounded(value);
                     }
+                    kv.values[at + dim] = scale;
                 }
             }
         }
@@ -477,8 +478,8 @@ impl Backend for Reference {
                         let scores: Vec<f32> = segment
                             .clone()
                             .map(|key| {
-                                let k = &kv.keys[at(key, kv_head)..][..dim];
-                                q.iter().zip(k).fold(0.0f32, |s, (&q, &k)| fused(q, k, s)) * scale
+                                let k = &kv.keys[at(key, kv_head)..][..dim + 1];
+                                q.iter().zip(k).fold(0.0f32, |s, (&q, &k)| fused(q, k, s)) * k[dim] * scale
                             })
                             .collect();
                         let max = scores.iter().fold(f32::NEG_INFINITY, |m, &s| if m > s { m } else { s });
@@ -487,9 +488,10 @@ impl Backend for Reference {
                         let mut values = vec![0.0f32; dim];
                         for (key, &p) in segment.zip(&weights) {
                             partial[(key - first) % 16] += p;
-                            let v = &kv.values[at(key, kv_head)..][..dim];
+                            let v = &kv.values[at(key, kv_head)..][..dim + 1];
+                            let p = self.between(p) * v[dim];
                             for (o, &v) in values.iter_mut().zip(v) {
-                                *o = fused(self.between(p), v, *o);
+                                *o = fused(p, v, *o);
                             }
                         }
                         let sum = tree(partial);

@@ -1,10 +1,17 @@
 //! Causal attention over a paged cache. Every (token, key-value head) is one item of work; its query heads are taken up
-//! to four at a time, so that keys and values are read once for all of them.
+//! to four at a time, so that keys and values are read once for all of them. If there are too few items for all threads,
+//! every segment of an item is one, and the thread that ends an item's last segment merges them all, in order.
 //!
-//! Every type of cache is converted to f32 as it is loaded (see [`super::cache`]). The order of operations is that of
+//! Every type of number is converted to f32 as it is loaded (see [`super::cache`]). The order of operations is that of
 //! [`crate::order`].
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{
+        AtomicU32,
+        Ordering::{AcqRel, Relaxed},
+    },
+};
 
 use crate::{
     BLOCK_TOKENS, KvShape, KvType, Run,
@@ -17,6 +24,7 @@ use crate::{
         },
         lanes::Lanes,
         memory::Shared,
+        pool::share,
     },
     order::{self, SEGMENT},
 };
@@ -26,6 +34,10 @@ const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_mu
 
 /// Query heads that share one pass over keys and values.
 const HEADS: usize = 4;
+
+/// Distance in bytes at which keys are prefetched. With wide registers only int8 gains from it: the hardware's streams
+/// keep up with the others, which would lose 8 % (Zen 4).
+const AHEAD: usize = 4096;
 
 pub(crate) struct Attention<'a> {
     /// Number of keys that a token attends to; all if `None`.
@@ -40,47 +52,191 @@ pub(crate) struct Attention<'a> {
     /// `[n][out_stride]`
     pub(crate) out: Shared<'a, f32>,
     pub(crate) out_stride: usize,
+    /// Where segments leave their results, if they are items of their own.
+    pub(crate) apart: Option<Apart<'a>>,
+}
+
+/// Results of segments that are computed apart.
+pub(crate) struct Apart<'a> {
+    /// For each segment of each item, and each of its query heads, [`result`] floats.
+    pub(crate) results: Shared<'a, f32>,
+    /// For each (token, key-value head), the number of segments that have ended; zeros before and after.
+    pub(crate) ended: &'a [AtomicU32],
+}
+
+/// Floats of the result of one segment and head: the sums of the values, the maximum score and the sum of the weights.
+pub(crate) fn result(shape: &KvShape) -> usize {
+    shape.value_stride() + 16
 }
 
 /// Floats of scratch that one thread needs.
 pub(crate) fn scratch(shape: &KvShape) -> usize {
-    HEADS * (SEGMENT + 2 * shape.value_stride())
+    HEADS * (SEGMENT + 2 * result(shape))
 }
 
-/// Computes the items `part, part + parts, ...`: later tokens of a chunk have more keys, and this spreads them evenly.
+impl Attention<'_> {
+    /// All items: a token and one of its key-value heads.
+    fn items(&self) -> impl Iterator<Item = Item<'_>> {
+        let (kv_heads, all) = (self.kv.shape.kv_heads, self.window.unwrap_or(usize::MAX));
+        self.runs.iter().flat_map(move |run| {
+            let table = &self.blocks[run.blocks.clone()];
+            run.tokens.clone().zip(run.start + 1..).flat_map(move |(token, keys)| {
+                let keys = keys - keys.min(all)..keys;
+                (0..kv_heads).map(move |kv_head| Item { token, kv_head, table, keys: keys.clone() })
+            })
+        })
+    }
+
+    /// Number of segments of all items.
+    pub(crate) fn segments(&self) -> usize {
+        self.items().map(|item| item.segments()).sum()
+    }
+}
+
+/// A token and one of its key-value heads.
+struct Item<'a> {
+    token: usize,
+    kv_head: usize,
+    table: &'a [u32],
+    /// The keys that it attends to. Its segments begin at whole multiples of [`SEGMENT`].
+    keys: Range<usize>,
+}
+
+impl Item<'_> {
+    fn segments(&self) -> usize {
+        self.keys.end.div_ceil(SEGMENT) - self.keys.start / SEGMENT
+    }
+
+    /// Its query heads, up to [`HEADS`] at a time.
+    fn heads(&self, a: &Attention<'_>) -> impl Iterator<Item = Heads> + use<> {
+        let group = a.heads / a.kv.shape.kv_heads;
+        let end = (self.kv_head + 1) * group;
+        let chunks = (self.kv_head * group..end).step_by(HEADS);
+        chunks.map(move |first| Heads { first, count: (end - first).min(HEADS) })
+    }
+}
+
+/// Up to [`HEADS`] query heads of an item.
+#[derive(Clone, Copy)]
+struct Heads {
+    first: usize,
+    count: usize,
+}
+
+/// Computes one part of the work. Of whole items, these are `part, part + parts, ...`: later tokens of a chunk have more
+/// keys, and this spreads them evenly. Segments are taken in a row, because each asks for the keys of the next.
 #[inline(always)]
 pub(crate) unsafe fn attention<L: Lanes>(a: &Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]) {
-    let kv_heads = a.kv.shape.kv_heads;
-    let group = a.heads / kv_heads;
-    debug_assert!(a.heads.is_multiple_of(kv_heads), "key heads must have equally many query heads");
+    debug_assert!(
+        a.heads.is_multiple_of(a.kv.shape.kv_heads),
+        "key heads must have equally many query heads"
+    );
     debug_assert!(scratch.len() >= self::scratch(&a.kv.shape), "scratch must hold scores and sums");
-    let mut item = 0;
-    for run in a.runs {
-        let table = &a.blocks[run.blocks.clone()];
-        for (i, token) in run.tokens.clone().enumerate() {
-            for kv_head in 0..kv_heads {
-                item += 1;
-                if (item - 1) % parts != part {
-                    continue;
-                }
-                let keys = run.start + i + 1;
-                let end = (kv_head + 1) * group;
-                for head in (kv_head * group..end).step_by(HEADS) {
-                    let heads = Heads { token, kv_head, first: head, count: (end - head).min(HEADS) };
-                    let from = keys - a.window.unwrap_or(keys).min(keys);
-                    some_heads::<L>(a, table, from..keys, &heads, scratch);
-                }
+    let wanted = a.apart.as_ref().map(|_| share(a.segments(), parts, part));
+    let mut first = 0;
+    for (index, item) in a.items().enumerate() {
+        let all = first..first + item.segments();
+        first = all.end;
+        let (own, at_once) = match &wanted {
+            Some(wanted) => (wanted.start.max(all.start)..wanted.end.min(all.end), 1),
+            None if index % parts == part => (all.clone(), all.len()),
+            None => continue,
+        };
+        for from in own.step_by(at_once) {
+            some_segments::<L>(a, &item, all.start, from..from + at_once, scratch);
+            if let Some(apart) = &a.apart {
+                end_segment::<L>(a, apart, &item, all.clone(), &apart.ended[index]);
             }
         }
     }
 }
 
-/// Up to [`HEADS`] query heads of one token that share a key-value head.
-struct Heads {
-    token: usize,
-    kv_head: usize,
+/// Computes all segments of an item, or one that leaves its results to the thread that ends the item. `first` is the
+/// number of the item's first segment among all.
+#[inline(always)]
+unsafe fn some_segments<L: Lanes>(
+    a: &Attention<'_>,
+    item: &Item<'_>,
     first: usize,
-    count: usize,
+    own: Range<usize>,
+    scratch: &mut [f32],
+) {
+    let (group, len) = (a.heads / a.kv.shape.kv_heads, result(&a.kv.shape));
+    let (weights, rest) = scratch.split_at_mut(HEADS * SEGMENT);
+    let (total, next) = rest.split_at_mut(HEADS * len);
+    for heads in item.heads(a) {
+        for at in own.clone() {
+            let out = match &a.apart {
+                // This thread alone computes the segment, and nobody reads its results before it has ended.
+                Some(apart) => {
+                    let before = at * group + heads.first - item.kv_head * group;
+                    apart.results.slice(before * len, heads.count * len)
+                }
+                None if at == first => &mut *total,
+                None => &mut *next,
+            };
+            segment::<L>(a, item, heads, at - first, weights, out);
+            if a.apart.is_none() && at > first {
+                merge::<L>(&a.kv.shape, heads.count, total, next);
+            }
+        }
+        if a.apart.is_none() {
+            store::<L>(a, item, heads, total);
+        }
+    }
+}
+
+/// Counts a segment that was computed apart. If it is the last of its item to end, merges them all.
+#[inline(always)]
+unsafe fn end_segment<L: Lanes>(
+    a: &Attention<'_>,
+    apart: &Apart<'_>,
+    item: &Item<'_>,
+    all: Range<usize>,
+    ended: &AtomicU32,
+) {
+    // Whoever counts last sees what all others have written.
+    if ended.fetch_add(1, AcqRel) as usize + 1 < all.len() {
+        return;
+    }
+    ended.store(0, Relaxed);
+    let (group, len) = (a.heads / a.kv.shape.kv_heads, result(&a.kv.shape));
+    let mut results = all.map(|segment| apart.results.slice(segment * group * len, group * len));
+    let total = results.next().expect("an item has a segment");
+    for next in results {
+        merge::<L>(&a.kv.shape, group, total, next);
+    }
+    for (heads, total) in item.heads(a).zip(total.chunks(HEADS * len)) {
+        store::<L>(a, item, heads, total);
+    }
+}
+
+/// Merges the results of the next segment of `count` heads into those of the segments before it.
+#[inline(always)]
+unsafe fn merge<L: Lanes>(shape: &KvShape, count: usize, total: &mut [f32], next: &[f32]) {
+    let (wide, len) = (shape.value_stride(), result(shape));
+    for (total, next) in total.chunks_exact_mut(len).zip(next.chunks_exact(len)).take(count) {
+        let (max, old, new) = order::merge(total[wide], next[wide]);
+        total[wide] = max;
+        total[wide + 1] = L::fused(total[wide + 1], old, next[wide + 1] * new);
+        let (old, new) = (L::splat(old), L::splat(new));
+        for d in (0..wide).step_by(16) {
+            let sum = total.as_mut_ptr().add(d);
+            let value = L::load(next.as_ptr().add(d));
+            L::store(sum, L::fma(L::load(sum), old, L::mul(value, new)));
+        }
+    }
+}
+
+/// Divides the sums of the values by those of the weights.
+#[inline(always)]
+unsafe fn store<L: Lanes>(a: &Attention<'_>, item: &Item<'_>, heads: Heads, total: &[f32]) {
+    let shape = &a.kv.shape;
+    for (h, total) in total.chunks_exact(result(shape)).take(heads.count).enumerate() {
+        let at = item.token * a.out_stride + (heads.first + h) * shape.head_dim;
+        let out = a.out.slice(at, shape.head_dim);
+        store_row::<L>(total.as_ptr(), out.as_mut_ptr(), shape.head_dim, total[shape.value_stride() + 1]);
+    }
 }
 
 /// Calls the copy of a function for the cache's type and the number of heads. Only the two loops over the cache have
@@ -104,57 +260,33 @@ macro_rules! copy_for {
     };
 }
 
-/// Computes the attention of some heads of one token over `keys`, whose segments begin at whole multiples of
-/// [`SEGMENT`].
+/// Computes the attention of some heads over one segment of an item, and leaves it in `out`: [`result`] floats a head.
 #[inline(always)]
-unsafe fn some_heads<L: Lanes>(
+unsafe fn segment<L: Lanes>(
     a: &Attention<'_>,
-    table: &[u32],
-    keys: Range<usize>,
-    heads: &Heads,
-    scratch: &mut [f32],
+    item: &Item<'_>,
+    heads: Heads,
+    index: usize,
+    weights: &mut [f32],
+    out: &mut [f32],
 ) {
-    let (dim, wide) = (a.kv.shape.head_dim, a.kv.shape.value_stride());
-    let &Heads { token, kv_head, first: head, count: h_count } = heads;
-    let q = a.qkv[token * a.stride + head * dim..][..h_count * dim].as_ptr();
-    let (weights, rest) = scratch.split_at_mut(HEADS * SEGMENT); // [HEADS][SEGMENT]
-    let (running, rest) = rest.split_at_mut(HEADS * wide); // [HEADS][wide]
-    let part = &mut rest[..HEADS * wide]; // [HEADS][wide]
-    let (mut max, mut sum) = ([0.0f32; HEADS], [0.0f32; HEADS]);
-    let begin = keys.start / SEGMENT * SEGMENT;
-    for first in (begin..keys.end).step_by(SEGMENT) {
-        let count = (keys.end - first).min(SEGMENT);
-        // Keys of the segment that are before the window, and those of them for which nothing is computed.
-        let before = keys.start.saturating_sub(first);
-        let some = Within { skipped: before / 32 * 32, before, count, padded: count.next_multiple_of(16) };
-        let blocks = &table[first / BLOCK_TOKENS..(first + count).div_ceil(BLOCK_TOKENS)];
-        copy_for!(a.kv.kv, h_count, scores(a, blocks, kv_head, q, some, weights));
-        let values = if first == begin { running.as_mut_ptr() } else { part.as_mut_ptr() };
-        let mut segment = [(0.0f32, 0.0f32); HEADS];
-        for h in 0..h_count {
-            segment[h] = softmax::<L>(&mut weights[h * SEGMENT..][..SEGMENT], some);
-        }
-        copy_for!(a.kv.kv, h_count, weigh(a, blocks, kv_head, some, weights, values));
-        for h in 0..h_count {
-            let (m, l) = segment[h];
-            if first == begin {
-                (max[h], sum[h]) = (m, l);
-                continue;
-            }
-            let (joint, old, new) = order::merge(max[h], m);
-            (max[h], sum[h]) = (joint, L::fused(sum[h], old, l * new));
-            let (old, new) = (L::splat(old), L::splat(new));
-            for d in (0..wide).step_by(16) {
-                let r = running.as_mut_ptr().add(h * wide + d);
-                let v = L::load(part.as_ptr().add(h * wide + d));
-                L::store(r, L::fma(L::load(r), old, L::mul(v, new)));
-            }
-        }
+    let (shape, kv_head) = (&a.kv.shape, item.kv_head);
+    let (dim, len) = (shape.head_dim, result(shape));
+    let q = a.qkv[item.token * a.stride + heads.first * dim..][..heads.count * dim].as_ptr();
+    let out = &mut out[..heads.count * len];
+    let first = (item.keys.start / SEGMENT + index) * SEGMENT;
+    let count = (item.keys.end - first).min(SEGMENT);
+    // Keys of the segment that are before the window, and those of them for which nothing is computed.
+    let before = item.keys.start.saturating_sub(first);
+    let some = Within { skipped: before / 32 * 32, before, count, padded: count.next_multiple_of(16) };
+    let blocks = &item.table[first / BLOCK_TOKENS..item.keys.end.div_ceil(BLOCK_TOKENS)];
+    let blocks = &blocks[..blocks.len().min(SEGMENT / BLOCK_TOKENS)];
+    copy_for!(a.kv.kv, heads.count, scores(a, blocks, kv_head, q, some, weights));
+    for (weights, out) in weights.chunks_exact_mut(SEGMENT).zip(out.chunks_exact_mut(len)) {
+        (out[len - 16], out[len - 15]) = softmax::<L>(weights, some);
     }
-    for (h, &sum) in sum[..h_count].iter().enumerate() {
-        let out = a.out.slice(token * a.out_stride + (head + h) * dim, dim);
-        store_row::<L>(running.as_ptr().add(h * wide), out.as_mut_ptr(), dim, sum);
-    }
+    let out = out.as_mut_ptr();
+    copy_for!(a.kv.kv, heads.count, weigh(a, blocks, kv_head, some, weights, out));
 }
 
 /// The keys of a segment that a token attends to: `before..count`.
@@ -191,9 +323,22 @@ unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
             values: values.add(first * dim).cast(),
         }
     };
-    for group in (some.skipped / 16..some.padded / 16).step_by(2) {
-        score::<L, S, H>(dim, q, [key(group), key(group + 1)], group, weights);
+    let groups = some.skipped / 16..some.padded / 16;
+    if pairs::<L>(H) {
+        for group in groups.step_by(2) {
+            score::<L, S, H, 2>(dim, q, [key(group), key(group + 1)], group, weights);
+        }
+    } else {
+        for group in groups {
+            score::<L, S, H, 1>(dim, q, [key(group)], group, weights);
+        }
     }
+}
+
+/// Whether two sums for each of `heads` fit the registers.
+#[inline(always)]
+fn pairs<L: Lanes>(heads: usize) -> bool {
+    L::WIDE_REGISTERS || heads <= 2
 }
 
 /// A group of 16 keys.
@@ -207,30 +352,24 @@ struct Keys<S: Cached> {
 }
 
 #[inline(always)]
-unsafe fn score<L: Lanes, S: Cached, const H: usize>(
+unsafe fn score<L: Lanes, S: Cached, const H: usize, const G: usize>(
     dim: usize,
     q: *const f32,
-    keys: [Keys<S>; 2],
+    keys: [Keys<S>; G],
     group: usize,
     weights: &mut [f32],
 ) {
-    let mut scales = [L::splat(1.0); 2];
-    if S::KV.scaled() {
-        for (scales, keys) in scales.iter_mut().zip(&keys) {
-            *scales = L::load(keys.scales);
-        }
-    }
-    let mut sums = [[L::splat(0.0); 2]; H];
+    let mut sums = [[L::splat(0.0); G]; H];
     let bytes = 16 * size_of::<S::Number>();
     for d in 0..dim {
         for (g, keys) in keys.iter().enumerate() {
             if (d * bytes).is_multiple_of(64) {
                 L::prefetch(keys.values.wrapping_add(d * bytes));
+                if !L::WIDE_REGISTERS || S::KV.scaled() {
+                    L::prefetch(keys.numbers.cast::<u8>().wrapping_add(d * bytes + AHEAD));
+                }
             }
-            let mut k = S::load::<L>(keys.numbers.add(16 * d));
-            if S::KV.scaled() {
-                k = L::mul(k, scales[g]);
-            }
+            let k = S::load::<L>(keys.numbers.add(16 * d));
             for (h, sums) in sums.iter_mut().enumerate() {
                 sums[g] = L::fma(L::splat(*q.add(h * dim + d)), k, sums[g]);
             }
@@ -238,8 +377,11 @@ unsafe fn score<L: Lanes, S: Cached, const H: usize>(
     }
     let scale = L::splat(1.0 / (dim as f32).sqrt());
     for (h, sums) in sums.into_iter().enumerate() {
-        for (g, sum) in sums.into_iter().enumerate() {
+        for (g, mut sum) in sums.into_iter().enumerate() {
             let at = h * SEGMENT + 16 * (group + g);
+            if S::KV.scaled() {
+                sum = L::mul(sum, L::load(keys[g].scales));
+            }
             L::store(weights[at..][..16].as_mut_ptr(), L::mul(sum, scale));
         }
     }
@@ -266,24 +408,37 @@ unsafe fn softmax<L: Lanes>(weights: &mut [f32], some: Within) -> (f32, f32) {
     (max, sum_by_lane::<L>(weights[skipped..].as_ptr(), padded - skipped))
 }
 
-/// Computes `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`.
+/// Computes `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`; if values have scales, they are first
+/// multiplied into the weights.
 #[inline(always)]
 unsafe fn weigh<L: Lanes, S: Cached, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
     some: Within,
-    weights: &[f32],
+    weights: &mut [f32],
     out: *mut f32,
 ) {
     let wide = a.kv.shape.value_stride();
+    if S::KV.scaled() {
+        for at in (some.skipped..some.padded).step_by(16) {
+            let index = blocks[at / BLOCK_TOKENS] as usize * a.kv.shape.kv_heads + kv_head;
+            let (_, scales) = panel::<S>(&a.kv.values, index, wide);
+            let scales = L::load(scales.add(at % BLOCK_TOKENS));
+            for h in 0..H {
+                let weights = weights[h * SEGMENT + at..][..16].as_mut_ptr();
+                L::store(weights, L::mul(L::load(weights), scales));
+            }
+        }
+    }
     let mut d = 0;
-    while d + 32 <= wide {
+    while pairs::<L>(H) && d + 32 <= wide {
         weigh_columns::<L, S, H, 2>(a, blocks, kv_head, some, weights, out, d);
         d += 32;
     }
-    if d < wide {
+    while d < wide {
         weigh_columns::<L, S, H, 1>(a, blocks, kv_head, some, weights, out, d);
+        d += 16;
     }
 }
 
@@ -297,19 +452,16 @@ unsafe fn weigh_columns<L: Lanes, S: Cached, const H: usize, const C: usize>(
     out: *mut f32,
     d: usize,
 ) {
-    let wide = a.kv.shape.value_stride();
+    let (wide, len) = (a.kv.shape.value_stride(), result(&a.kv.shape));
     let mut sums = [[L::splat(0.0); C]; H];
     for (b, &block) in blocks.iter().enumerate().skip(some.before / BLOCK_TOKENS) {
         let tokens = (some.count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
         let index = block as usize * a.kv.shape.kv_heads + kv_head;
-        let (values, scales) = panel::<S>(&a.kv.values, index, wide);
+        let (values, _) = panel::<S>(&a.kv.values, index, wide);
         let weights = weights[..(H - 1) * SEGMENT + b * BLOCK_TOKENS + tokens].as_ptr().add(b * BLOCK_TOKENS);
         for j in some.before.saturating_sub(b * BLOCK_TOKENS)..tokens {
             for c in 0..C {
-                let mut v = S::load::<L>(values.add(j * wide + d + 16 * c));
-                if S::KV.scaled() {
-                    v = L::mul(v, L::splat(*scales.add(j)));
-                }
+                let v = S::load::<L>(values.add(j * wide + d + 16 * c));
                 for (h, sums) in sums.iter_mut().enumerate() {
                     sums[c] = L::fma(L::splat(*weights.add(h * SEGMENT + j)), v, sums[c]);
                 }
@@ -318,7 +470,7 @@ unsafe fn weigh_columns<L: Lanes, S: Cached, const H: usize, const C: usize>(
     }
     for (h, sums) in sums.into_iter().enumerate() {
         for (c, sum) in sums.into_iter().enumerate() {
-            L::store(out.add(h * wide + d + 16 * c), sum);
+            L::store(out.add(h * len + d + 16 * c), sum);
         }
     }
 }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Only int8 has scales. Numbers are converted to f32 as they are loaded, so that attention is written once for all
-//! types.
+//! types; it multiplies scores and weights by scales, not numbers.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
@@ -68,7 +68,7 @@ pub(crate) trait Cached: Element {
     /// The type as a value.
     const KV: KvType;
 
-    /// The factor by which the numbers of a key or value are multiplied when read.
+    /// The factor of all numbers of a key or value.
     fn scale(_: &[f32]) -> f32 {
         1.0
     }
@@ -112,7 +112,7 @@ impl Cached for Int8 {
         let absmax = row.iter().fold(0, |most, x| x.abs().to_bits().max(most));
         f32::from_bits(absmax) / 127.0
     }
-    /// If the scale is zero, every number reads as zero; if it is infinite or NaN, every number reads as NaN.
+    /// If the scale is zero, the key or value reads as zeros; if it is infinite or NaN, as NaNs.
     #[inline(always)]
     fn narrow(part: &[f32], scale: f32, to: &mut [i8]) {
         for (to, x) in to.iter_mut().zip(part) {
