@@ -2,7 +2,7 @@
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
 //! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state. Half of the
 //! seeds have a tier below memory, whose shelf they share with a second scheduler that runs at the same time, as another
-//! process would; half of these have host memory above the shelf.
+//! process would; most of these have host memory above the shelf.
 //! `BITNET_SIM_SEEDS` sets the number of schedules,
 //! `BITNET_SIM_FIRST` the first seed; a failure reports its own.
 
@@ -210,7 +210,7 @@ impl World {
     fn sharing(mut self, store: &Store, seed: u64) -> World {
         let mut shelf: Box<dyn Shelf> = Box::new(SimShelf::new(Arc::clone(store), seed, self.planted));
         let bytes = self.stepper.model().cache_bytes().expect("a hash model's cache can be copied out");
-        if seed % 8 >= 6 {
+        if seed % 16 >= 6 {
             let limit = (bytes.block + bytes.state) * (2 + Rng(mix(seed, 11) >> 1).below(24));
             shelf = Box::new(HostMemory::new(limit as u64, Some(shelf), Arc::new(|| {})));
         }
