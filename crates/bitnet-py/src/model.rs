@@ -3,13 +3,14 @@
 use std::{
     fmt::Display,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::PathBuf,
     str::FromStr,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use bitnet::{
-    Builder, Error, Request,
+    Builder, CacheDir, Error, Memory, Request,
     inference::metrics::{Counter, Measure},
 };
 use pyo3::{
@@ -35,6 +36,17 @@ fn parsed<T: FromStr<Err: Display>>(py: Python<'_>, argument: &str, text: &str) 
     text.parse().map_err(|cure: T::Err| {
         refused(py, format_args!("{argument} cannot be {text:.40?}"), argument, &cure.to_string())
     })
+}
+
+/// Reads a number of bytes for a cache.
+fn bytes_of(py: Python<'_>, argument: &str, size: &Bound<'_, PyAny>) -> PyResult<u64> {
+    match parsed(py, argument, &size.str()?.to_string()) {
+        Ok(Memory::Bytes(bytes)) if bytes > 0 => Ok(bytes),
+        _ => {
+            let cure = "give bytes like 20000000000, 20G or 20GiB";
+            Err(refused(py, format_args!("{argument} cannot be {:.40}", size.repr()?), argument, cure))
+        }
+    }
 }
 
 /// Opens a model while other Python threads run. Ctrl-C, or an exception of `progress`, ends this by unwinding, because
@@ -99,11 +111,15 @@ impl Model {
     /// :param context: maximum number of tokens in a request; the model's context by default.
     /// :param speculate: maximum number of drafted tokens for a sequence in a step; 0 by default.
     /// :param draft: what drafts them: `auto`, `head`, `ngram`, `none`, or a smaller model with the same vocabulary.
-    /// :param progress: called with the file being downloaded or `loading`, the amount done, and the total.
+    /// :param cache_dir: a folder that keeps the cache of prompts and answers: one that begins as an earlier one, of this
+    ///     or an earlier process, is then read instead of computed, with the same tokens.
+    /// :param cache_size: maximum size of that folder, such as `20G` (the default) or a number of bytes.
+    /// :param host_cache: host memory, such as `8G`, for what leaves the cache in a GPU's memory; only with a GPU.
+    /// :param progress: called with the file being downloaded, `loading` or `hashing`, the amount done, and the total.
     #[staticmethod]
     #[pyo3(signature = (
         model, *, device="auto", threads=None, memory=None, kv=None, batch_size=None, context=None, speculate=None,
-        draft="auto", progress=None
+        draft="auto", cache_dir=None, cache_size=None, host_cache=None, progress=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn load(
@@ -117,9 +133,18 @@ impl Model {
         context: Option<usize>,
         speculate: Option<usize>,
         draft: &str,
+        cache_dir: Option<PathBuf>,
+        cache_size: Option<&Bound<'_, PyAny>>,
+        host_cache: Option<&Bound<'_, PyAny>>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Model> {
         let model: String = py.import("os")?.call_method1("fspath", (model,))?.extract()?;
+        let bytes = cache_size.map(|size| bytes_of(py, "cache_size", size)).transpose()?;
+        if bytes.is_some() && cache_dir.is_none() {
+            return Err(refused(py, "there is no folder that it limits", "cache_size", "give cache_dir too"));
+        }
+        let host_cache = host_cache.map(|size| bytes_of(py, "host_cache", size)).transpose()?;
+        let dir = cache_dir.map(|path| CacheDir { path, bytes: bytes.unwrap_or(CacheDir::BYTES) });
         let device = parsed(py, "device", device)?;
         let memory = memory.map(|memory| parsed(py, "memory", &memory.str()?.to_string())).transpose()?;
         let kv = kv.map(|kv| parsed(py, "kv", kv)).transpose()?;
@@ -140,6 +165,12 @@ impl Model {
             }
             if let Some(tokens) = context {
                 builder = builder.context(tokens);
+            }
+            if let Some(bytes) = host_cache {
+                builder = builder.host_cache(bytes);
+            }
+            if let Some(dir) = dir {
+                builder = builder.cache_dir(dir);
             }
             builder.drafts(speculate.unwrap_or(0)).draft(draft)
         };
@@ -298,7 +329,8 @@ impl Model {
     }
 
     /// What the engine has counted so far: `requests`, `steps`, `prompt_tokens`, `generated_tokens`, `cancelled`,
-    /// `failed`, and in `largest_batch` the maximum number of requests computed together.
+    /// `failed`, `cached_tokens` and `folder_tokens` of prompts that were in the cache and that came from the folder, and
+    /// in `largest_batch` the maximum number of requests computed together.
     #[getter]
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let model = self.get(py)?;
@@ -313,6 +345,9 @@ impl Model {
         ] {
             dict.set_item(name, metrics.get(counter))?;
         }
+        let status = model.engine().status();
+        dict.set_item("cached_tokens", status.scheduler.prefix_hits)?;
+        dict.set_item("folder_tokens", status.tier.map_or(0, |tier| tier.hit_tokens - tier.host_tokens))?;
         dict.set_item("largest_batch", metrics.measure(Measure::BatchSize).max as u64)?;
         Ok(dict)
     }

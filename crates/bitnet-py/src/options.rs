@@ -81,6 +81,7 @@ fn option(request: Request, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Re
         "choice" => request.choice(value.extract::<Vec<String>>()?),
         "timeout" => request.timeout(seconds(value)?),
         "priority" => request.priority(priority(value)?),
+        "cache_salt" => request.cache_salt(&value.extract::<String>()?),
         "min_tokens" => request.min_tokens(value.extract()?),
         "min_p" => request.min_p(value.extract()?),
         "repetition_penalty" => request.repetition_penalty(value.extract()?),

@@ -20,6 +20,10 @@ MISSING = [
     (lambda: bitnet.Model.load("demo", kv="f64"), ValueError, "f16"),
     (lambda: bitnet.Model.load("demo", device="cpu", memory=1000), MemoryError, "this model needs at least"),
     (lambda: bitnet.Model.load("demo", device="cpu", batch_size=0), ValueError, "give at least 1"),
+    (lambda: bitnet.Model.load("demo", device="cpu", cache_size="20G"), ValueError, "give cache_dir too"),
+    (lambda: bitnet.Model.load("demo", device="cpu", cache_dir="x", cache_size="9%"), ValueError, "20GiB"),
+    (lambda: bitnet.Model.load("demo", device="cpu", host_cache="1M"), bitnet.BitnetError, "compute on a GPU"),
+    (lambda: bitnet.Model.load("demo", device="cpu", cache_dir=__file__), bitnet.BitnetError, "may write to"),
 ]
 
 
@@ -92,6 +96,7 @@ def test_every_documented_option_is_accepted(model):
         "thinking": False,
         "reasoning_effort": "low",
         "keep_thoughts": True,
+        "cache_salt": "ann",
     }
     for name in bitnet.Options.__annotations__:
         model.generate("O", **{"max_tokens": 1, name: values.get(name, 1)})

@@ -119,6 +119,8 @@ class Options(TypedDict, total=False):
     """Whether the thoughts of earlier turns stay in the prompt, if the chat template can keep them: by default they do."""
     priority: Literal["interactive", "normal", "batch"]
     """How urgent the request is, compared to others."""
+    cache_salt: str
+    """Requests with different salts share no cached prompts, in memory or in `cache_dir`."""
     timeout: float
     """Seconds, including those in the queue, after which the request fails with `RequestTimeout`."""
 

@@ -83,6 +83,9 @@ class Model:
         context: int | None = None,
         speculate: int | None = None,
         draft: str = "auto",
+        cache_dir: str | PathLike[str] | None = None,
+        cache_size: str | int | None = None,
+        host_cache: str | int | None = None,
         progress: Callable[[str, int, int], object] | None = None,
     ) -> Model:
         """Opens a model and starts its engine. Only `device` and `kv` can change a token.
@@ -90,14 +93,18 @@ class Model:
         :param model: a name on Hugging Face (`org/name`, `org/name@revision`, `org/name:file.gguf`), a `.gguf` file, a
             folder, `demo`, or `synthetic:NAME`.
         :param device: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` takes a GPU if it can; if not, `notes` says why.
-        :param threads: CPU threads; as many as the machine runs in parallel by default.
+        :param threads: CPU threads; one on each physical core that the process may use by default.
         :param memory: limit for weights, activations and cache, such as `8G`, `50%` or a number of bytes.
         :param kv: type of cached keys and values. A smaller type holds longer texts but rounds more.
         :param batch_size: maximum number of requests computed together, 8 by default. Others wait.
         :param context: maximum number of tokens in a request; the model's context by default.
         :param speculate: maximum number of drafted tokens for a sequence in a step; 0 by default.
         :param draft: what drafts them: `auto`, `head`, `ngram`, `none`, or a smaller model with the same vocabulary.
-        :param progress: called with the file being downloaded or `loading`, the amount done, and the total.
+        :param cache_dir: a folder that keeps the cache of prompts and answers: one that begins as an earlier one, of this
+            or an earlier process, is then read instead of computed, with the same tokens.
+        :param cache_size: maximum size of that folder, such as `20G` (the default) or a number of bytes.
+        :param host_cache: host memory, such as `8G`, for what leaves the cache in a GPU's memory; only with a GPU.
+        :param progress: called with the file being downloaded, `loading` or `hashing`, the amount done, and the total.
         """
     def generate(self, prompt: _Prompt, **options: Unpack[Options]) -> Answer:
         """Continues a text or token ids, or answers a conversation, and waits for the end."""
@@ -171,4 +178,5 @@ class Model:
     @property
     def counts(self) -> dict[str, int]:
         """What the engine has counted so far: `requests`, `steps`, `prompt_tokens`, `generated_tokens`, `cancelled`,
-        `failed`, and in `largest_batch` the maximum number of requests computed together."""
+        `failed`, `cached_tokens` and `folder_tokens` of prompts that were in the cache and that came from the folder, and
+        in `largest_batch` the maximum number of requests computed together."""
