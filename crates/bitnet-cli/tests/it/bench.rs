@@ -93,6 +93,44 @@ fn drafts_are_counted_where_a_text_repeats_itself_and_where_it_does_not() {
 }
 
 #[test]
+fn numbers_of_threads_are_compared_and_everything_else_is_measured_with_the_last() {
+    let args = ["bench", "synthetic:tiny", "-p", "8", "-n", "40", "-b", "2", "--device", "cpu", "--json"];
+    let report = bitnet(&[&args[..], &["--threads", "3,1,2"]].concat()).json();
+    assert_eq!(report["threads"], 2);
+    let rows = report["scaling"].as_array().unwrap();
+    let threads: Vec<_> = rows.iter().map(|row| row["threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [3, 1, 2]);
+    for row in rows {
+        let number = |key: &str| row[key].as_f64().unwrap();
+        assert_eq!(row["batch"], 1);
+        let part = number("of_bandwidth") * number("bandwidth_gb_s") / number("gb_s");
+        assert!((part - 1.0).abs() < 1e-6 && number("tok_s") > 0.0, "{row}");
+        // No thread can compute for longer than the token took.
+        #[cfg(target_os = "linux")]
+        assert!((0.0..3.5 * 1e3 / number("tok_s_min")).contains(&number("cpu_ms")), "{row}");
+    }
+    let alone = bitnet(&[&args[..], &["--threads", "1"]].concat()).json();
+    assert_eq!(alone["scaling"], serde_json::json!([]));
+}
+
+#[test]
+fn a_json_schema_needs_a_small_part_of_the_output_head() {
+    for model in ["demo", "synthetic:tiny"] {
+        let args =
+            ["bench", model, "-p", "8", "-n", "60", "-b", "1", "--sampling", "--device", "cpu", "--json"];
+        let report = bitnet(&args).json();
+        let rows = report["sampling"].as_array().unwrap();
+        let json = |row: &&serde_json::Value| row["how"].as_str().unwrap().starts_with("JSON");
+        assert_eq!(rows.iter().filter(json).count(), 2, "{report}");
+        for row in rows.iter().filter(json) {
+            let head = &row["head"];
+            assert!(head["allowed"].as_u64().unwrap() > 0, "{model}: {row}");
+            assert!((0.0..0.5).contains(&head["of_head"].as_f64().unwrap()), "{model}: {row}");
+        }
+    }
+}
+
+#[test]
 fn people_get_the_same_as_a_table() {
     let out = bitnet(&["bench", "synthetic:tiny", "-p", "8", "-n", "4", "--isa", "scalar"]).success();
     let batches: Vec<&str> =

@@ -50,6 +50,7 @@ fn wrong_usage_is_reported_in_one_line_with_exit_code_2() {
     fails(2, "bench synthetic:tiny -n 8192", &["-n"]);
     fails(2, "bench synthetic:tiny -d 8190", &["-d", "8186"]);
     fails(2, "doctor --threads x", &["--threads"]);
+    fails(2, "run synthetic:tiny --ids 1 --threads 1,2", &["--threads", "give one number"]);
     fails(2, "inspect demo --isa foo", &["'foo'", "--isa"]);
     fails(2, "tokenize demo x --isa foo", &["'foo'", "--isa"]);
     fails(2, "detokenize demo 1 --isa foo", &["'foo'", "--isa"]);

@@ -98,13 +98,16 @@ impl Sampler {
         }
         let Sampler { weights, keys, .. } = self;
         weights.clear();
-        weights.extend(row.iter().map(|&l| weight(l, max, temperature)));
-
         let mut cut = 0; // the lowest key to keep
         let limited = top_k > 0 && top_k < row.len();
         if limited {
             keep_best(row, top_k, keys);
-            cut = lowest(keys);
+            weights.resize(row.len(), 0.0);
+            for token in keys.iter().map(|&key| token_of(key) as usize) {
+                weights[token] = weight(row[token], max, temperature);
+            }
+        } else {
+            weights.extend(row.iter().map(|&l| weight(l, max, temperature)));
         }
         if top_p < 1.0 {
             let total: u64 = if limited {

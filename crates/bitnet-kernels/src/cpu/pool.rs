@@ -24,8 +24,9 @@ pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
     total * part / parts..total * (part + 1) / parts
 }
 
-/// Spins before a waiting thread yields its core: longer than the gap between two jobs of a step.
-const SPINS: u32 = 10_000;
+/// Spins before a waiting thread yields its core: 50 to 100 microseconds, longer than most gaps between two jobs of a step,
+/// and too short for many threads to burn their cores between two steps.
+const SPINS: u32 = 2_000;
 
 /// A job, called with the index of the thread and of the part.
 type Job = *const (dyn Fn(usize, usize) + Sync);
@@ -251,6 +252,20 @@ mod tests {
                 counts[part].fetch_add(1, SeqCst);
             });
             assert!(counts.iter().all(|c| c.load(SeqCst) == round + 1));
+        }
+    }
+
+    #[test]
+    fn workers_without_a_job_park() {
+        let mut pool = Pool::new(4).unwrap();
+        for _ in 0..3 {
+            pool.run(8, &|_, _| {});
+            let mut waits = 0;
+            while !pool.shared.parked.iter().all(|parked| parked.load(SeqCst)) {
+                waits += 1;
+                assert!(waits < 2000, "a worker still spins");
+                thread::sleep(std::time::Duration::from_millis(5));
+            }
         }
     }
 

@@ -52,32 +52,49 @@ fn lower(upper: f32, error: f32, norm: f32, by_error: f32, by_norm: f32) -> f32 
     upper - off * 2.00001 - upper.abs() * 2e-7
 }
 
+/// A bound minus the highest logit, which no logit exceeds.
+#[inline(always)]
+fn below(bound: f32, max: f32) -> f32 {
+    let below = bound - max;
+    if below < 0.0 { below } else { 0.0 }
+}
+
 /// Sums the weights of a row's tokens.
 #[allow(clippy::needless_range_loop, reason = "four sums share their lanes")]
 #[inline(always)]
 pub(crate) unsafe fn mass<L: Lanes>(a: &Rows<'_>) -> Mass {
     let inverse = 1.0 / a.temperature;
     let mut total = Mass::default();
-    let rows = a.upper.chunks(PANEL_ROWS).zip(a.errors.chunks(PANEL_ROWS)).zip(a.norms.chunks(PANEL_ROWS));
-    for ((upper, errors), norms) in rows {
-        let mut padded = [f32::NEG_INFINITY; PANEL_ROWS];
-        padded[..upper.len()].copy_from_slice(upper);
+    // Errors and norms are padded to whole panels. Arrays of known sizes, one loop for each value: so they become vectors.
+    let (errors, norms) = (a.errors.as_chunks::<PANEL_ROWS>().0, a.norms.as_chunks::<PANEL_ROWS>().0);
+    // Upper bounds of this and more are logits; no number is as much as NaN.
+    let exact = if a.exact { a.at } else { f32::NAN };
+    for ((upper, errors), norms) in a.upper.chunks(PANEL_ROWS).zip(errors).zip(norms) {
+        let mut highs = [f32::NEG_INFINITY; PANEL_ROWS];
+        highs[..upper.len()].copy_from_slice(upper);
+        let (mut lows, mut least, mut most) = (highs, highs, highs);
+        for row in 0..PANEL_ROWS {
+            let low = lower(highs[row], errors[row], norms[row], a.by_error, a.by_norm);
+            lows[row] = if highs[row] >= exact { highs[row] } else { low };
+        }
+        for row in 0..PANEL_ROWS {
+            // No logit is above the highest, and a lower bound that is not a number has no weight.
+            let weight = exp(below(lows[row], a.max) * inverse);
+            least[row] = if lows[row] > f32::NEG_INFINITY { weight } else { 0.0 };
+        }
+        for row in 0..PANEL_ROWS {
+            most[row] = exp(below(highs[row], a.max) * inverse);
+        }
         // before from below and above, after from below and above
         let mut sums = [[0.0f32; 16]; 4];
         for group in 0..PANEL_ROWS / 16 {
             for lane in 0..16 {
                 let row = 16 * group + lane;
-                let high = padded[row];
-                let low = lower(high, errors[row], norms[row], a.by_error, a.by_norm);
-                let low = if a.exact && high >= a.at { high } else { low };
-                // No logit is above the highest, and a lower bound that is not a number has no weight.
-                let most = exp(((high - a.max) * inverse).min(0.0));
-                let least =
-                    if low > f32::NEG_INFINITY { exp(((low - a.max) * inverse).min(0.0)) } else { 0.0 };
-                sums[0][lane] += if low > a.at { least } else { 0.0 };
-                sums[1][lane] += if high >= a.at { most } else { 0.0 };
-                sums[2][lane] += if high < a.at { least } else { 0.0 };
-                sums[3][lane] += if low > a.at { 0.0 } else { most };
+                let (low, high) = (lows[row], highs[row]);
+                sums[0][lane] += if low > a.at { least[row] } else { 0.0 };
+                sums[1][lane] += if high >= a.at { most[row] } else { 0.0 };
+                sums[2][lane] += if high < a.at { least[row] } else { 0.0 };
+                sums[3][lane] += if low > a.at { 0.0 } else { most[row] };
             }
         }
         let [least_before, most_before, least_after, most_after] =

@@ -38,6 +38,12 @@ impl Ask {
         self.mask.map(|at| &edits.masks[at..][..vocab.div_ceil(32)])
     }
 
+    /// Whether bounds of the logits of a table with this many panels and rows decide more than they cost: where few
+    /// panels are left for the number of logits to keep, or many logits are changed, they rule out too little.
+    pub(super) fn gains_by_bounds(&self, panels: usize, vocab: usize) -> bool {
+        self.params.keep() <= panels / 8 && self.changes.len() <= most(vocab) / 2
+    }
+
     /// Whether so few tokens may be drawn that their logits are computed one by one.
     pub(super) fn allows_few(&self, edits: Edits<'_>, vocab: usize) -> bool {
         let count = |mask: &[u32]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
@@ -47,5 +53,6 @@ impl Ask {
 
 /// The most logits that are computed one by one; more cost nearly as much as all.
 pub(super) fn most(vocab: usize) -> usize {
-    vocab / 32
+    // Less than that costs little even where it is a large part of a small vocabulary.
+    (vocab / 32).max(256).min(vocab)
 }

@@ -85,9 +85,12 @@ impl Cpu {
         for (token, wanted) in wanted.iter().enumerate() {
             let ask = Ask::of(wanted);
             let few = copy.is_ordinary && ask.as_ref().is_some_and(|ask| ask.allows_few(edits, copy.rows));
-            let keep = ask.as_ref().map_or(wanted.highest(), |ask| ask.params.keep()).max(1);
-            // With few panels for the number of logits to keep, bounds rule out too little.
-            let limits = (few || keep <= copy.panels() / 8).then(|| {
+            let keep = wanted.highest().max(1);
+            let bounded = match &ask {
+                Some(ask) => ask.gains_by_bounds(copy.panels(), copy.rows),
+                None => keep <= copy.panels() / 8,
+            };
+            let limits = (few || bounded).then(|| {
                 let planes = &mut s.planes[2 * s.tokens.len() * stride..][..2 * stride];
                 let x = &x.values[token * x.stride..][..x.stride];
                 // SAFETY: `isa` proves the instruction set; rows, planes and scratch have the row's stride.

@@ -220,9 +220,6 @@ impl Race {
             b.forbid_others(mask);
         }
         let room = most(b.upper.len());
-        if b.changes.len() > room / 2 {
-            return false;
-        }
         self.changed = b.changes.len();
         for change in b.changes {
             b.upper[change.token as usize] = f32::NEG_INFINITY;
@@ -406,6 +403,15 @@ impl Race {
         if before == 0 && logit == self.max {
             return Some(Next::Nothing(id));
         }
+        // A token is kept if the weight before it is below that part of the whole. The sampler rounds once.
+        let top_p = f64::from(self.ask.params.top_p);
+        let cuts = |before: f64, after: f64| before * (1.0 - top_p) - top_p * after;
+        // If all tokens before it are known, those known after it often suffice.
+        let others_before = |any, &upper: &f32| any | (upper >= logit) | upper.is_nan();
+        let kept = cuts(before as f64, after as f64) < -1e-9 * (before + after) as f64;
+        if kept && !b.upper.iter().fold(false, others_before) {
+            return Some(Next::Nothing(id));
+        }
         let others = (b.mass)(&Rows {
             at: logit,
             exact: self.extended,
@@ -413,9 +419,6 @@ impl Race {
         });
         let [before, after] = [(before, others.before), (after, others.after)]
             .map(|(sum, others)| others.map(|x| x + sum as f64));
-        // A token is kept if the weight before it is below that part of the whole. The sampler rounds once.
-        let top_p = f64::from(self.ask.params.top_p);
-        let cuts = |before: f64, after: f64| before * (1.0 - top_p) - top_p * after;
         let slack = 1e-9 * (before[1] + after[1]);
         if cuts(before[1], after[0]) < -slack {
             return Some(Next::Nothing(id));
