@@ -22,6 +22,14 @@ impl Scales {
         }
     }
 
+    /// Bytes of these for `rows` rows of `width` values.
+    pub(crate) fn bytes(rows: usize, width: usize, grouping: Grouping) -> usize {
+        match grouping {
+            Grouping::Row => rows * size_of::<RowQuant>(),
+            Grouping::Groups => rows * width.div_ceil(GROUP) * size_of::<GroupQuant>(),
+        }
+    }
+
     /// The first `n` rows of `width` values: multipliers and sums of rows, or scales and sums of groups.
     pub(crate) fn read(&self, n: usize, width: usize) -> (Vec<f32>, Vec<i32>) {
         match self {

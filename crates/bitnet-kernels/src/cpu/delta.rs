@@ -4,7 +4,6 @@ use crate::{
     DeltaShape, DeltaWeights, KernelError, Norm, Rotate, Run, Step,
     cpu::{
         Cpu, ROW_UNIT, Rows, Table,
-        footprint::buffer,
         generic::{
             delta::{Delta, Inputs, Outputs, Rule, State, mixed_heads, run_units},
             dense::DenseLogits,
@@ -34,7 +33,7 @@ pub(super) struct RecurrentScratch {
 impl RecurrentScratch {
     /// Bytes for steps of `tokens` tokens, with so many floats of a token in a layer and in an input of a dense table.
     pub(super) fn bytes(tokens: usize, floats: [usize; 2]) -> usize {
-        let buffers: usize = floats.iter().map(|floats| buffer::<f32>(tokens * floats)).sum();
+        let buffers: usize = floats.iter().map(|floats| Buffer::<f32>::bytes(tokens * floats)).sum();
         buffers + tokens * size_of::<usize>()
     }
 

@@ -12,7 +12,6 @@ use crate::{
     Backend, ExpertShape, ExpertWeights, Grouping, KernelError, Norm, RowsKind,
     cpu::{
         Cpu, Int8Rows, Panels, Rows, Table, WEIGHT_UNIT,
-        footprint::{int8_rows, rows},
         generic::{
             grouped::Grouped,
             rows::{ExpertSums, Gain},
@@ -49,15 +48,15 @@ impl ExpertScratch {
     pub(super) fn bytes(tokens: usize, shape: &ExpertShape) -> usize {
         let &ExpertShape { count, used, hidden, ffn, .. } = shape;
         let slots = tokens * used;
-        let int8 = |n, width| int8_rows(n, width, Grouping::Groups);
+        let int8 = |n, width| Int8Rows::bytes(n, width, Grouping::Groups);
         let routes =
             slots * (size_of::<(u32, f32)>() + size_of::<u32>()) + (2 * count + 1) * size_of::<u32>();
-        rows(tokens, count)
+        Rows::bytes(tokens, count)
             + int8(tokens, hidden)
             + int8(slots, hidden)
-            + rows(slots, 2 * ffn)
+            + Rows::bytes(slots, 2 * ffn)
             + int8(slots, ffn)
-            + rows(slots, hidden)
+            + Rows::bytes(slots, hidden)
             + routes
     }
 }

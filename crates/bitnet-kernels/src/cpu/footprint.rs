@@ -1,34 +1,13 @@
 //! The bytes of everything that the CPU backend makes.
 
-use bitnet_tensor::quant::{GROUP, GroupQuant, RowQuant};
-
 use super::{
-    Arena, Cpu, HeadCopy, Panels, ShortlistBuffers,
+    Arena, Buffer, Cpu, HeadCopy, Int8Rows, Panels, Rows, ShortlistBuffers,
     delta::RecurrentScratch,
     experts::ExpertScratch,
     generic::{attention, dense, shortlist},
     head::copy::MAX_COLS,
 };
 use crate::{Footprint, Grouping, Held, Int8Matrix, StepSize};
-
-/// Bytes of a [`Buffer`](super::Buffer).
-pub(super) fn buffer<T>(len: usize) -> usize {
-    (len * size_of::<T>()).max(1)
-}
-
-/// Bytes of [`Rows`](super::Rows).
-pub(super) fn rows(rows: usize, width: usize) -> usize {
-    buffer::<f32>(rows * width.next_multiple_of(16))
-}
-
-/// Bytes of [`Int8Rows`](super::Int8Rows).
-pub(super) fn int8_rows(rows: usize, width: usize, grouping: Grouping) -> usize {
-    let scales = match grouping {
-        Grouping::Row => rows * size_of::<RowQuant>(),
-        Grouping::Groups => rows * width.div_ceil(GROUP) * size_of::<GroupQuant>(),
-    };
-    buffer::<i8>(rows * width.next_multiple_of(64)) + scales
-}
 
 /// Bytes of [`Panels`].
 fn panels(rows: usize, cols: usize, group: Option<usize>) -> usize {
@@ -56,10 +35,10 @@ impl Footprint for Cpu {
         "trits in 2 bits, the output head as int8 for bounds and as stored for exact logits";
 
     fn bytes(&self, held: &Held) -> usize {
-        let padded = |width: usize| buffer::<f32>(width.next_multiple_of(16));
+        let padded = |width: usize| Buffer::<f32>::bytes(width.next_multiple_of(16));
         match *held {
-            Held::Rows { rows, width, .. } => self::rows(rows, width),
-            Held::Int8Rows { rows, width, grouping } => int8_rows(rows, width, grouping),
+            Held::Rows { rows, width, .. } => Rows::bytes(rows, width),
+            Held::Int8Rows { rows, width, grouping } => Int8Rows::bytes(rows, width, grouping),
             Held::Linear { rows, cols, group } => panels(rows, cols, group),
             Held::TernaryTable { rows, cols, group } => panels(rows, cols, Some(group)),
             Held::Int8Linear { rows, cols } => Int8Matrix::bytes(rows, cols),
@@ -71,10 +50,10 @@ impl Footprint for Cpu {
             Held::Kv(shape) => shape.cpu_bytes(self.kv).max(2),
             Held::Delta(shape) => {
                 let heads = padded(shape.value_heads);
-                buffer::<f32>(shape.channels() * shape.taps) + 2 * heads + padded(shape.head_dim)
+                Buffer::<f32>::bytes(shape.channels() * shape.taps) + 2 * heads + padded(shape.head_dim)
             }
             Held::State { shape, slots } => {
-                buffer::<f32>(slots * shape.state_len()) + slots * size_of::<u64>()
+                Buffer::<f32>::bytes(slots * shape.state_len()) + slots * size_of::<u64>()
             }
             Held::Experts { shape, group } => {
                 let of = |rows, cols| panels(rows, cols, Some(group));
@@ -100,8 +79,9 @@ impl Footprint for Cpu {
         });
         let recurrent = between > 0 || experts.is_some();
         let head = most(&|held| if let Held::TernaryTable { cols, .. } = held { *cols } else { 0 });
-        let input = if head > 0 { int8_rows(size.logit_rows.max(1), head, Grouping::Groups) } else { 0 };
-        self.pool.threads() * buffer::<f32>(scratch)
+        let input =
+            if head > 0 { Int8Rows::bytes(size.logit_rows.max(1), head, Grouping::Groups) } else { 0 };
+        self.pool.threads() * Buffer::<f32>::bytes(scratch)
             + ShortlistBuffers::bytes(size.logit_rows, copied)
             + if recurrent { RecurrentScratch::bytes(size.tokens, [between, normed]) } else { 0 }
             + experts.unwrap_or(0)

@@ -63,6 +63,13 @@ pub struct Rows {
     values: Buffer<f32>,
 }
 
+impl Rows {
+    /// Bytes of `rows` rows of `width` values.
+    fn bytes(rows: usize, width: usize) -> usize {
+        Buffer::<f32>::bytes(rows * width.next_multiple_of(16))
+    }
+}
+
 /// Quantised rows padded with zeros to whole blocks, `[rows][stride]` i8.
 pub struct Int8Rows {
     rows: usize,
@@ -328,6 +335,11 @@ const ROW_UNIT: usize = 1 << 14;
 const WEIGHT_UNIT: usize = 1 << 14;
 
 impl Int8Rows {
+    /// Bytes of `rows` rows of `width` values, with their scales and sums.
+    fn bytes(rows: usize, width: usize, grouping: Grouping) -> usize {
+        Buffer::<i8>::bytes(rows * width.next_multiple_of(64)) + Scales::bytes(rows, width, grouping)
+    }
+
     fn out(&mut self) -> QuantOut<'_> {
         let scales = match &mut self.scales {
             Scales::Rows(rows) => ScalesOut::Rows(Shared::new(rows)),

@@ -77,6 +77,11 @@ impl<T: Number> Buffer<T> {
         Ok(Buffer { ptr, len, map: Some(Arc::new(map)) })
     }
 
+    /// Bytes of `len` numbers; a buffer of none has one.
+    pub(crate) fn bytes(len: usize) -> usize {
+        (len * size_of::<T>()).max(1)
+    }
+
     /// Gives write access to several threads at once.
     pub(crate) fn shared(&mut self) -> Shared<'_, T> {
         Shared::new(self)
