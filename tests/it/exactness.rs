@@ -72,7 +72,10 @@ impl Subject {
         let state_slots = subject.state_slots(1);
         let limits = Limits { max_tokens: 512, max_logit_rows: 8, kv_blocks: 32, state_slots };
         let config = EngineConfig { max_batch_size: 1, ..subject.engine_config() };
-        let single = Engine::start(subject.model(Isa::best(), 1, limits), config).unwrap();
+        // Sliding layers keep all tokens here, and their window only in `model`.
+        let cpu = Cpu::new(Isa::best(), 1).unwrap().keeping(kv);
+        let model = Transformer::load(&subject.spec, &*subject.tensors, cpu, limits, &mut |_, _| {}).unwrap();
+        let single = Engine::start(model, config).unwrap();
         let alone = |(salt, request): (usize, &Request)| {
             // A unique salt, so that nothing comes from the prefix cache.
             let request = Request { salt: 1 + salt as u64, ..request.clone() };
@@ -84,7 +87,7 @@ impl Subject {
 
     fn model(&self, isa: Isa, threads: usize, limits: Limits) -> Transformer<Cpu> {
         let cpu = Cpu::new(isa, threads).unwrap().keeping(self.kv);
-        Transformer::load(&self.spec, &*self.tensors, cpu, limits, &mut |_, _| {}).unwrap()
+        Transformer::load_with_windows(&self.spec, &*self.tensors, cpu, limits, &mut |_, _| {}).unwrap()
     }
 
     /// `wanted`, if its model has recurrent layers.
@@ -97,7 +100,7 @@ impl Subject {
     }
 }
 
-/// The models: the demo, fixtures of most families, models with recurrent layers, and random shapes with tails in every
+/// The models: the demo, fixtures of most families, models with recurrent layers or with windows, and random shapes with tails in every
 /// dimension. Each runs with an f32 cache and with one of the other types.
 fn subjects() -> Vec<Subject> {
     let mut all = Vec::new();
@@ -123,7 +126,7 @@ fn subjects() -> Vec<Subject> {
     ] {
         add(name, &|| of(Checkpoint::open(&fixture(name)).unwrap()));
     }
-    for name in ["embedding-tiny", "hybrid-tiny", "hybrid-tiny-rotated"] {
+    for name in ["embedding-tiny", "hybrid-tiny", "hybrid-tiny-rotated", "maple-tiny"] {
         let hybrid = || Synthetic::named(name).unwrap();
         add(name, &|| (hybrid().spec().clone(), Box::new(hybrid())));
     }

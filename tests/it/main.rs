@@ -18,3 +18,4 @@ mod head;
 mod masked_head;
 mod official;
 mod recurrent;
+mod windows;

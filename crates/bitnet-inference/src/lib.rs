@@ -71,7 +71,7 @@ pub mod scheduling {
     pub use crate::schedule::{
         Address, Begun, BlockPool, Chain, Event, Pacer, Part, PartKind, Plan, PlannedRun, RunOutcome,
         SampledToken, Scheduler, SchedulerConfig, SchedulerCounts, SeqId, Sequence, Source, StepLoad,
-        StepModel, StepOutcome, Wish, parts,
+        StepModel, StepOutcome, WindowCache, Wish, parts,
     };
     pub use crate::tier::{
         CacheAccess, Damage, Disk, Entry, Given, HostMemory, PartBytes, Shelf, Tier, Told,

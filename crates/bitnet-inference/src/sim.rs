@@ -9,6 +9,9 @@
 //! else, that decides the logits and the contents of blocks too. So a slot that is stale, swapped, or has seen a token
 //! twice changes every later answer. A forward pass that fails midway leaves the states of its runs undefined.
 //!
+//! With a sliding window, half of what it knows of each token is in blocks of the window, and a token reads those of its
+//! window only. So a block that was given back too early, or holds something else, changes every later answer.
+//!
 //! Its draft head, if it has one, is always right: it computes the answer after a token from what it is given as the
 //! hidden state before it. So a hidden state of another token or sequence makes it wrong.
 
@@ -18,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::{BackendInfo, DeviceStatus, gpu::Recorded};
 use bitnet_model::{
-    Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run,
+    Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run, Windows,
 };
 
 /// Counts what a [`HashModel`] did.
@@ -44,14 +47,13 @@ pub type Hook = Box<dyn FnMut(&Batch, Option<&mut Logits>) -> Result<(), Forward
 /// The content of a state slot that nothing has been computed into.
 const UNDEFINED: u64 = 0x00BA_DBAD_BADB_AD00;
 
-/// What decides the answer after a token: a hash of everything up to it, and the recurrent state.
-type Hidden = (u64, Option<u64>);
-
 /// The model; see the module.
 pub struct HashModel {
     spec: ModelSpec,
     limits: Limits,
     slots: Vec<u64>,
+    /// The same in blocks of sliding layers; empty if these have none of their own.
+    windows: Vec<u64>,
     /// The recurrent state in each state slot.
     states: Vec<u64>,
     /// The states at which the last step's runs started.
@@ -61,7 +63,7 @@ pub struct HashModel {
     /// Whether there is a draft head.
     head: bool,
     /// The hidden states of the last pass, and those of the last pass of the head.
-    hidden: [Vec<Hidden>; 2],
+    hidden: [Vec<Known>; 2],
     counts: Arc<Counts>,
     hook: Option<Hook>,
     device: Option<DeviceStatus>,
@@ -80,12 +82,33 @@ impl HashModel {
             ..ModelSpec::without_layers("hash", vocab, context)
         };
         let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
+        let windows = Vec::new();
         let states = vec![UNDEFINED; limits.state_slots];
         let taken = Vec::with_capacity(limits.max_tokens);
         let order = vec![0.0; vocab];
         let (counts, hidden) = (Arc::default(), Default::default());
-        let (hook, device) = (None, None);
-        HashModel { spec, limits, slots, states, taken, order, head: false, hidden, counts, hook, device }
+        HashModel {
+            spec,
+            limits,
+            slots,
+            windows,
+            states,
+            taken,
+            order,
+            head: false,
+            hidden,
+            counts,
+            hook: None,
+            device: None,
+        }
+    }
+
+    /// Gives it a window of `width` keys, and this many blocks for it.
+    pub fn with_window(mut self, width: usize, blocks: usize) -> Self {
+        self.windows = vec![0; blocks * Batch::BLOCK_TOKENS];
+        let slides = vec![true; self.spec.layers].into();
+        self.spec.windows = Some(Windows { width, slides, full_theta: None });
+        self
     }
 
     /// Gives it a draft head.
@@ -122,6 +145,9 @@ impl HashModel {
             CachePlace::Block(block) => {
                 &mut self.slots[block as usize * Batch::BLOCK_TOKENS..][..Batch::BLOCK_TOKENS]
             }
+            CachePlace::Window(block) => {
+                &mut self.windows[block as usize * Batch::BLOCK_TOKENS..][..Batch::BLOCK_TOKENS]
+            }
             CachePlace::State(slot) => std::slice::from_mut(&mut self.states[slot as usize]),
         }
     }
@@ -145,22 +171,54 @@ pub fn mix(a: u64, b: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-fn slot_value(state: u64, position: usize, token: u32) -> u64 {
-    mix(mix(state, position as u64), u64::from(token))
+/// What is known of a text, which decides the answer after it.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    /// A hash of all slots of its tokens.
+    state: u64,
+    position: usize,
+    /// The recurrent state of a model that has one.
+    recurrent: Option<u64>,
+    /// Number of keys in a window; 0 in a model without.
+    window: usize,
+    /// The keys of the last tokens, at least those of a window but one.
+    keys: Vec<u64>,
 }
 
-/// Adds a token to the recurrent state, if there is one; returns the content of the token's slot in its block.
-fn next(state: u64, recurrent: &mut Option<u64>, position: usize, token: u32) -> u64 {
-    let value = slot_value(state, position, token);
-    // Leave the position out, so that seeing a token twice corrupts the state and a test notices.
-    recurrent.as_mut().map_or(value, |recurrent| {
-        *recurrent = mix(*recurrent, u64::from(token));
-        mix(value, *recurrent)
-    })
+impl Known {
+    /// Adds a token; returns the content of its slot in its block.
+    fn push(&mut self, token: u32) -> u64 {
+        let before = self.within(self.window.saturating_sub(1));
+        let value = mix(mix(before, self.position as u64), u64::from(token));
+        // Leave the position out, so that seeing a token twice corrupts the state and a test notices.
+        let value = self.recurrent.as_mut().map_or(value, |recurrent| {
+            *recurrent = mix(*recurrent, u64::from(token));
+            mix(value, *recurrent)
+        });
+        self.state = mix(self.state, value);
+        self.position += 1;
+        if self.window > 0 {
+            self.keys.push(window_key(value));
+        }
+        value
+    }
+
+    /// The hash with the last `count` keys.
+    fn within(&self, count: usize) -> u64 {
+        let keys = &self.keys[self.keys.len().saturating_sub(count)..];
+        keys.iter().fold(self.state, |state, &key| mix(state, key))
+    }
+
+    /// What decides the answer.
+    fn seen(&self) -> u64 {
+        let state = self.within(self.window);
+        self.recurrent.map_or(state, |recurrent| mix(state, recurrent))
+    }
 }
 
-fn seen(state: u64, recurrent: Option<u64>) -> u64 {
-    recurrent.map_or(state, |recurrent| mix(state, recurrent))
+/// The key of a token in sliding layers, from the content of its slot in the other layers.
+fn window_key(value: u64) -> u64 {
+    mix(value, 0x51DE)
 }
 
 fn fill(row: &mut [f32], state: u64) {
@@ -184,29 +242,28 @@ fn lower_others(row: &mut [f32], top: usize, order: &mut [f32]) {
 
 /// Computes the logits that a [`HashModel`] must return after a text, without a cache.
 #[derive(Debug, Default)]
-pub struct Oracle {
-    state: u64,
-    position: usize,
-    /// The recurrent state of a model that has one.
-    recurrent: Option<u64>,
-}
+pub struct Oracle(Known);
 
 impl Oracle {
     /// The oracle of a model with a recurrent state.
     pub fn recurrent() -> Self {
-        Oracle { recurrent: Some(0), ..Oracle::default() }
+        Oracle(Known { recurrent: Some(0), ..Known::default() })
+    }
+
+    /// The same for a model with a window of `width` keys; 0 is none.
+    #[must_use]
+    pub fn within(self, width: usize) -> Self {
+        Oracle(Known { window: width, ..self.0 })
     }
 
     /// Adds a token.
     pub fn push(&mut self, token: u32) {
-        let slot = next(self.state, &mut self.recurrent, self.position, token);
-        self.state = mix(self.state, slot);
-        self.position += 1;
+        self.0.push(token);
     }
 
     /// Writes the logits after the tokens so far.
     pub fn logits(&self, row: &mut [f32]) {
-        fill(row, seen(self.state, self.recurrent));
+        fill(row, self.0.seen());
     }
 }
 
@@ -217,6 +274,10 @@ impl Model for HashModel {
 
     fn limits(&self) -> Limits {
         self.limits
+    }
+
+    fn window_blocks(&self) -> usize {
+        self.windows.len() / Batch::BLOCK_TOKENS
     }
 
     fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
@@ -241,28 +302,42 @@ impl Model for HashModel {
         self.hidden[0].clear();
         let mut rows = logits.resize(batch.logit_rows().len(), vocab).chunks_exact_mut(vocab);
         let mut wanted = batch.logit_rows().iter().zip(batch.wanted()).peekable();
+        let window = self.spec.sliding_window().unwrap_or(0);
         for (at, run) in batch.runs().iter().enumerate() {
-            let table = batch.table(run);
-            let slot = |p: usize| {
+            let (table, windows) = (batch.table(run), batch.windows(run));
+            let slot = |table: &[u32], p: usize| {
                 table[p / Batch::BLOCK_TOKENS] as usize * Batch::BLOCK_TOKENS + p % Batch::BLOCK_TOKENS
             };
-            let mut state = (0..run.start).fold(0, |state, p| mix(state, self.slots[slot(p)]));
-            let mut recurrent = self.taken[at].map(|state| if run.start == 0 { 0 } else { state });
+            let mut keys = Vec::new();
+            if window > 0 {
+                let first = (run.start + 1).saturating_sub(window);
+                keys.extend((first..run.start).map(|p| self.windows[slot(windows, p)]));
+            }
+            let mut known = Known {
+                state: (0..run.start).fold(0, |state, p| mix(state, self.slots[slot(table, p)])),
+                position: run.start,
+                recurrent: self.taken[at].map(|state| if run.start == 0 { 0 } else { state }),
+                window,
+                keys,
+            };
             for (index, p) in run.tokens.clone().zip(run.start..) {
                 let token = batch.tokens()[index];
                 assert!((token as usize) < vocab, "token {token} is not in the vocabulary");
-                self.slots[slot(p)] = next(state, &mut recurrent, p, token);
-                state = mix(state, self.slots[slot(p)]);
+                let value = known.push(token);
+                self.slots[slot(table, p)] = value;
+                if window > 0 {
+                    self.windows[slot(windows, p)] = window_key(value);
+                }
                 if self.head {
-                    self.hidden[0].push((state, recurrent));
+                    self.hidden[0].push(known.clone());
                 }
                 if let Some((_, wanted)) = wanted.next_if(|(row, _)| **row == index) {
                     let row = rows.next().expect("one row for each wanted token");
-                    fill(row, seen(state, recurrent));
+                    fill(row, known.seen());
                     lower_others(row, wanted.highest(), &mut self.order);
                 }
             }
-            self.put_state(run, recurrent);
+            self.put_state(run, known.recurrent);
         }
         match &mut self.hook {
             Some(hook) => hook(batch, Some(logits)),
@@ -288,13 +363,12 @@ impl Model for HashModel {
         for run in batch.runs() {
             for (index, p) in run.tokens.clone().zip(run.start..) {
                 let row = hidden.rows()[index];
-                let (mut state, mut recurrent) =
-                    self.hidden[usize::from(matches!(hidden, HiddenRows::Drafted(_)))][row];
-                let slot = next(state, &mut recurrent, p + 1, batch.tokens()[index]);
-                state = mix(state, slot);
+                let from = &self.hidden[usize::from(matches!(hidden, HiddenRows::Drafted(_)))][row];
+                let mut known = Known { position: p + 1, ..from.clone() };
+                known.push(batch.tokens()[index]);
                 if batch.logit_rows().contains(&index) {
-                    fill(rows.next().expect("one row for each wanted token"), seen(state, recurrent));
-                    drafted.push((state, recurrent));
+                    fill(rows.next().expect("one row for each wanted token"), known.seen());
+                    drafted.push(known);
                 }
             }
         }
@@ -318,6 +392,13 @@ impl Model for HashModel {
         Ok(())
     }
 
+    fn copy_window(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.counts.copies.fetch_add(1, Relaxed);
+        let from = self.values(CachePlace::Window(from)).to_vec();
+        self.values(CachePlace::Window(to)).copy_from_slice(&from);
+        Ok(())
+    }
+
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.counts.state_copies.fetch_add(1, Relaxed);
         self.states[to as usize] = self.states[from as usize];
@@ -325,7 +406,9 @@ impl Model for HashModel {
     }
 
     fn cache_bytes(&self) -> Option<CacheBytes> {
-        Some(CacheBytes { block: 8 * Batch::BLOCK_TOKENS, state: if self.states.is_empty() { 0 } else { 8 } })
+        let block = 8 * Batch::BLOCK_TOKENS;
+        let window = if self.windows.is_empty() { 0 } else { block };
+        Some(CacheBytes { block, window, state: if self.states.is_empty() { 0 } else { 8 } })
     }
 
     fn read_cache(&mut self, place: CachePlace, to: &mut [u8]) -> Result<(), ForwardError> {

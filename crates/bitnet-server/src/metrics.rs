@@ -105,6 +105,15 @@ const GAUGES: [Kept; 8] = [
     ("bitnet_kv_blocks_cached", "Free blocks in the prefix cache.", |e| e.status().kv_cached as u64),
 ];
 
+/// Only of a model whose sliding layers have blocks of their own.
+const WINDOW_GAUGES: [Kept; 3] = [
+    ("bitnet_window_blocks", "Blocks of sliding layers.", |e| e.status().window_blocks as u64),
+    ("bitnet_window_blocks_used", "Blocks of sliding layers in use.", |e| e.status().windows_used as u64),
+    ("bitnet_window_blocks_cached", "Free blocks of sliding layers in the prefix cache.", |e| {
+        e.status().windows_cached as u64
+    }),
+];
+
 /// Only of a model with recurrent layers.
 const STATE_GAUGES: [Kept; 3] = [
     ("bitnet_state_slots", "Slots of recurrent state.", |e| e.status().state_slots as u64),
@@ -270,7 +279,7 @@ impl Polled {
         let float = |name, help| registered(r, Gauge::new(name, help).expect("a valid name"));
         let age = "How long the current step has been running; 0 between steps.";
         Polled {
-            gauges: gauges(r, [device, status.state_slots > 0], status.tier),
+            gauges: gauges(r, [device, status.window_blocks > 0, status.state_slots > 0], status.tier),
             counters: counters(r, device, status.tier),
             usage: float("bitnet_kv_cache_usage_ratio", "Fraction of the cache in use, 0 to 1."),
             step_age: float("bitnet_step_age_seconds", age),
@@ -413,10 +422,16 @@ fn phases(r: &Registry) -> HistogramVec {
     registered(r, HistogramVec::new(opts, &["phase"]).expect("valid"))
 }
 
-fn gauges(r: &Registry, [device, recurrent]: [bool; 2], tier: Option<TierCounts>) -> Vec<(IntGauge, Read)> {
+fn gauges(
+    r: &Registry,
+    [device, windows, recurrent]: [bool; 3],
+    tier: Option<TierCounts>,
+) -> Vec<(IntGauge, Read)> {
+    let of_windows = WINDOW_GAUGES.into_iter().filter(|_| windows);
     let of_states = STATE_GAUGES.into_iter().filter(|_| recurrent);
     let of_gpu = GPU_GAUGES.into_iter().filter(|_| device);
-    let all = GAUGES.into_iter().chain(of_states).chain(of_gpu).chain(tier_metrics::gauges(tier));
+    let all = GAUGES.into_iter().chain(of_windows).chain(of_states).chain(of_gpu);
+    let all = all.chain(tier_metrics::gauges(tier));
     all.map(|(name, help, read)| (gauge(r, name, help), read)).collect()
 }
 

@@ -16,7 +16,7 @@ use crate::request::{
     End, FinishReason, GenerationConfig, InvalidRequest, Request, RequestError, SubmitError,
 };
 use crate::sample::fresh_seed;
-use crate::schedule::{BatchSizing, Event, Scheduler, SchedulerConfig, SchedulerCounts};
+use crate::schedule::{BatchSizing, Event, Scheduler, SchedulerConfig, SchedulerCounts, WindowCache};
 
 /// The result of [`generate`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub fn generate_drafting(
     let request = Request { config, ..request };
     request.validate(model.spec().vocab, context, engine.text.is_some())?;
     let seed = request.config.seed.unwrap_or_else(fresh_seed);
-    let scheduler = Scheduler::new(for_one(model, context, engine));
+    let scheduler = Scheduler::new(for_one(model, context, engine)).with_windows(WindowCache::of(model));
     let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model))).drafting(drafter.map(|d| d as _));
     let (wake, woken) = bounded(1);
     let wake = move || {

@@ -49,7 +49,7 @@ pub(crate) use stepper::panic_message;
 pub(crate) use submit::Submitter;
 
 use crate::request::{InvalidRequest, Request, SubmitError};
-use crate::schedule::{Scheduler, SchedulerConfig};
+use crate::schedule::{Scheduler, SchedulerConfig, WindowCache};
 use crate::tier::Tier;
 use config::{check, places};
 use metrics::{Metrics, Recorder};
@@ -133,6 +133,7 @@ impl Engine {
             recorders: RwLock::new(config.recorder.iter().cloned().collect()),
             status: Mutex::new(EngineStatus {
                 kv_blocks: limits.kv_blocks,
+                window_blocks: model.window_blocks(),
                 state_slots: limits.state_slots,
                 device: model.device(),
                 ..EngineStatus::default()
@@ -151,7 +152,8 @@ impl Engine {
             slow_reader: config.slow_reader_timeout.as_micros().try_into().unwrap_or(u64::MAX),
             eos,
             text: config.text.clone(),
-        });
+        })
+        .with_windows(WindowCache::of(&*model));
         // The limits of the queue bound this channel, because every request is first counted there.
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();

@@ -29,6 +29,12 @@ pub struct EngineStatus {
     pub kv_used: usize,
     /// Number of free blocks in the prefix cache.
     pub kv_cached: usize,
+    /// Total number of blocks that sliding layers have for themselves; 0 in a model in which they have none.
+    pub window_blocks: usize,
+    /// Number of these blocks in use.
+    pub windows_used: usize,
+    /// Number of these blocks that are free and in the prefix cache.
+    pub windows_cached: usize,
     /// Total number of state slots; 0 for a model without recurrent layers.
     pub state_slots: usize,
     /// Number of state slots that sequences own.
@@ -52,7 +58,7 @@ pub struct EngineStatus {
 impl EngineStatus {
     /// The state of these parts of an engine, without the age of a step.
     pub(super) fn of(StepLoop { scheduler, stepper, tier, .. }: &StepLoop<'_>) -> Self {
-        let pool = scheduler.pool();
+        let (pool, windows) = (scheduler.pool(), scheduler.windows());
         EngineStatus {
             running: scheduler.running(),
             waiting: scheduler.waiting(),
@@ -62,6 +68,9 @@ impl EngineStatus {
             kv_blocks: pool.total(),
             kv_used: pool.total() - pool.available(),
             kv_cached: pool.cached(),
+            window_blocks: windows.total(),
+            windows_used: windows.total() - windows.available(),
+            windows_cached: windows.cached(),
             state_slots: scheduler.config().state_slots,
             states_used: scheduler.states_used(),
             states_saved: scheduler.states_saved(),

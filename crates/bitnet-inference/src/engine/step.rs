@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::config::{EngineConfig, StartError};
 use super::drafter::Drafter;
 use super::stepper::{StepTimes, Stepper};
-use crate::schedule::{Plan, Scheduler, StepOutcome};
+use crate::schedule::{Plan, Scheduler, StepOutcome, WindowCache};
 use crate::tier::{Disk, HostMemory, Shelf, Tier};
 
 /// How long keeping the cache may take at the end.
@@ -95,6 +95,7 @@ impl<'m> StepLoop<'m> {
             return Ok(());
         }
         let bytes = model.cache_bytes().ok_or(StartError::CacheStays)?;
+        let bytes = WindowCache::of(model).map_or(bytes, |window| window.parts(bytes));
         let mut shelf: Option<Box<dyn Shelf>> = None;
         if let Some(folder) = folder {
             shelf = Some(Box::new(Disk::open(folder, bytes, Arc::clone(&wake))?));

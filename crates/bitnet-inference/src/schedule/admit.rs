@@ -1,9 +1,12 @@
 //! Admits waiting sequences to the batch: which of them fit, and what the cache already holds of their texts.
 
+use std::ops::Range;
+
 use super::blocks::Chain;
 use super::event::Event;
 use super::plan::{BLOCK, Budget, MAX_BYPASS, Plan};
 use super::sequence::{SeqId, Sequence};
+use super::windows::{Blocks, GONE};
 use super::{Scheduler, seq, seq_mut};
 
 impl Scheduler {
@@ -23,7 +26,7 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let shared = self.prompt_leader(slot).map(|leader| leader.id);
+            let shared = self.shared(slot).map(|leader| leader.id);
             // A sequence with one pending token, such as a parked one, needs no prompt budget.
             if budget.prefill == 0 && seq(&self.slots, slot).pending() > 1 {
                 return;
@@ -70,6 +73,12 @@ impl Scheduler {
         if s.follows { self.leader(s.id) } else { None }
     }
 
+    /// The same if a waiting sequence can still share what it computed of the prompt.
+    pub(super) fn shared(&self, slot: u32) -> Option<&Sequence> {
+        let len = seq(&self.slots, slot).request.prompt.len();
+        self.prompt_leader(slot).filter(|leader| self.holds_window(leader, len))
+    }
+
     /// The first choice of a request, whose prompt the others share.
     pub(super) fn leader(&self, id: SeqId) -> Option<&Sequence> {
         let leader = SeqId { choice: 0, ..id };
@@ -79,7 +88,7 @@ impl Scheduler {
     /// Makes room for a waiting sequence by taking blocks and states from parked ones behind it; returns whether it
     /// fits.
     fn clear_for(&mut self, slot: u32, shared: bool) -> bool {
-        while !self.fits(seq(&self.slots, slot), shared, self.pool.available()) {
+        while !self.fits(seq(&self.slots, slot), shared, self.available()) {
             let Some(parked) = self.parked_behind(slot) else { return false };
             self.reclaim(parked);
         }
@@ -95,11 +104,12 @@ impl Scheduler {
 
     /// Whether all pending tokens and the next one fit into `available` blocks in addition to the running sequences,
     /// and a state slot is left if the sequence needs one.
-    pub(super) fn fits(&self, s: &Sequence, shared: bool, available: usize) -> bool {
-        let margin = if self.running.is_empty() { 0 } else { self.config.kv_blocks / 50 };
+    pub(super) fn fits(&self, s: &Sequence, shared: bool, available: Blocks) -> bool {
+        let all = Blocks { full: self.pool.total(), windows: self.windows.total() };
+        let margin = if self.running.is_empty() { Blocks::default() } else { all.share(50) };
         if s.parked() {
             let needed = self.missing(s, s.pending() + 1);
-            return needed == 0 || needed + margin <= available;
+            return needed == Blocks::default() || (needed + margin).fit(available);
         }
         let recurrent = self.states.total() > 0;
         if recurrent && self.states.available() == 0 {
@@ -107,18 +117,28 @@ impl Scheduler {
         }
         if shared && !recurrent {
             // A copy of the last block, and possibly one more.
-            return available >= 2;
+            let two = Blocks { full: 2, windows: 2 };
+            return if self.window.is_some() { two.fit(available) } else { available.full >= 2 };
         }
         let text = s.text();
-        let mut from_free = (text.len() + 1).div_ceil(BLOCK);
+        let mut from_free = Blocks { full: (text.len() + 1).div_ceil(BLOCK), windows: 0 };
         let usable = self.usable(s).0;
         self.cached(s, |index, block, _| {
-            from_free -= usize::from(index < usable && self.pool.refs(block) > 0)
+            from_free.full -= usize::from(index < usable && self.pool.refs(block) > 0)
         });
+        if self.window.is_some() {
+            let start = (usable * BLOCK).min(text.len() - 1);
+            let run = (text.len() + 1 - start).min(self.longest_run());
+            let first = self.first_window(start, text.len());
+            let held = self.window_blocks(s, first..usable);
+            let used = held.into_iter().filter(|&block| self.windows.refs(block) > 0).count();
+            from_free.windows = (start + run).div_ceil(BLOCK) - first - used;
+        }
         // A prompt that is found entirely still writes to its last block, so it may have to copy that block. With a
         // recurrent state it does not, because it continues after a whole block.
         let copy = usize::from(text.len().is_multiple_of(BLOCK) && !self.running.is_empty() && !recurrent);
-        from_free + margin + copy <= available
+        let copy = Blocks { full: copy, windows: if self.window.is_some() { copy } else { 0 } };
+        (from_free + margin + copy).fit(available)
     }
 
     /// Calls `each` with the index of every cached block at the beginning of a text, the block, and the chain after it.
@@ -134,21 +154,44 @@ impl Scheduler {
     }
 
     /// Number of cached blocks at the beginning of a text that can be used, and the slot of the snapshot after them.
-    /// Without recurrent layers, all can be used.
+    /// Without recurrent layers and blocks of sliding ones, all can be used.
     pub(super) fn usable(&self, s: &Sequence) -> (usize, Option<u32>) {
-        if self.states.total() == 0 {
+        let recurrent = self.states.total() > 0;
+        if !recurrent && self.window.is_none() {
             return (usize::MAX, None);
         }
-        let mut usable = (0, None);
-        let last = (s.text().len() - 1) / BLOCK;
-        self.cached(s, |index, _, chain| {
-            if index < last
-                && let Some(state) = self.states.find(chain)
-            {
-                usable = (index + 1, Some(state));
+        let text = s.text();
+        let (mut usable, mut before) = ((0, None), Chain::Root(s.request.salt));
+        // Number of blocks of sliding layers that are here, one after the other, up to this one.
+        let mut held = 0;
+        self.cached(s, |index, _, after| {
+            if self.window.is_some() {
+                let here = self.windows.find(before, &text[index * BLOCK..][..BLOCK]).is_some();
+                held = if here { held + 1 } else { 0 };
+                before = after;
+                if held < index + 1 - self.first_window((index + 1) * BLOCK, text.len()) {
+                    return;
+                }
+            }
+            let state = self.states.find(after);
+            if !recurrent || index < (text.len() - 1) / BLOCK && state.is_some() {
+                usable = (index + 1, state);
             }
         });
         usable
+    }
+
+    /// The cached blocks of sliding layers at these places of a text, those of which are here.
+    fn window_blocks(&self, s: &Sequence, places: Range<usize>) -> Vec<u32> {
+        let (mut blocks, mut before) = (Vec::with_capacity(places.len()), Chain::Root(s.request.salt));
+        self.cached(s, |index, _, after| {
+            if places.contains(&index) {
+                let found = self.windows.find(before, &s.text()[index * BLOCK..][..BLOCK]);
+                blocks.extend(found.map(|(block, _)| block));
+            }
+            before = after;
+        });
+        blocks
     }
 
     /// Gives a sequence a place in the batch, after it has been removed from the queue.
@@ -171,13 +214,18 @@ impl Scheduler {
     /// if the model has any.
     fn find_computed(&mut self, slot: u32, shared: Option<SeqId>) {
         let mut s = self.slots[slot as usize].take().expect("the slot is in use");
-        s.own_text(self.config.max_draft);
+        s.own_text(self.config.max_draft, self.window.is_some());
         let recurrent = self.states.total() > 0;
         match shared.and_then(|id| self.leader(id)) {
             Some(leader) if s.tokens.len() == s.request.prompt.len() && !recurrent => {
                 let blocks = s.tokens.len().div_ceil(BLOCK);
                 s.table.extend_from_slice(&leader.table[..blocks]);
                 s.chains.extend(leader.chains.iter().take(s.tokens.len() / BLOCK));
+                if self.window.is_some() {
+                    s.passed = self.first_window(s.tokens.len(), s.tokens.len());
+                    s.windows.resize(s.passed, GONE);
+                    s.windows.extend_from_slice(&leader.windows[s.passed..blocks]);
+                }
                 s.table.iter().for_each(|&block| self.pool.retain(block));
                 s.computed = s.tokens.len();
             }
@@ -195,14 +243,21 @@ impl Scheduler {
                 });
                 table.iter().for_each(|&block| self.pool.retain(block));
                 s.computed = table.len() * BLOCK;
+                if self.window.is_some() {
+                    s.passed = self.first_window(s.computed, s.tokens.len());
+                    s.windows.resize(s.passed, GONE);
+                    let held = self.window_blocks(&s, s.passed..table.len());
+                    s.windows.extend(held);
+                }
                 (s.table, s.chains) = (table, chains);
+                s.branch = known.min((s.tokens.len() - 1) / BLOCK) * BLOCK;
                 if recurrent {
-                    s.branch = known.min((s.tokens.len() - 1) / BLOCK) * BLOCK;
                     s.state = self.states.take(saved);
                     assert!(s.state.is_some(), "state slots were counted");
                 }
             }
         }
+        s.windows[s.passed..].iter().for_each(|&block| self.windows.retain(block));
         // The last token is always computed, for its logits.
         s.computed = s.computed.min(s.tokens.len() - 1);
         s.chains.truncate(s.computed / BLOCK);

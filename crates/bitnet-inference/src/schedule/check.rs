@@ -9,6 +9,7 @@ impl Scheduler {
     /// Checks the scheduler's rules, which hold between any two calls.
     pub fn check(&self) -> Result<(), String> {
         let mut uses = vec![0; self.pool.total()];
+        let mut windows = vec![0; self.windows.total()];
         let mut states = vec![0; self.states.total()];
         let live = self.slots.iter().flatten().count();
         if live != self.waiting.len() + self.running.len() || live + self.vacant.len() != self.slots.len() {
@@ -20,6 +21,17 @@ impl Scheduler {
         }
         for s in self.slots.iter().flatten() {
             s.table.iter().for_each(|&block| uses[block as usize] += 1);
+            s.windows[s.passed..].iter().for_each(|&block| windows[block as usize] += 1);
+            let tables = if self.window.is_some() { s.table.len() } else { 0 };
+            let first = |at: usize| self.window.map_or(0, |window| window.first(at)).min(tables);
+            let reads = first(s.computed / BLOCK * BLOCK)..=first(s.computed);
+            if !reads.contains(&s.passed) || s.windows.len() != tables {
+                let held = s.passed..s.windows.len();
+                return Err(format!(
+                    "{:?} holds windows {held:?} of {tables}, and reads from {reads:?}",
+                    s.id
+                ));
+            }
             s.state.iter().for_each(|&state| states[state as usize] += 1);
             let computes = self.states.total() > 0 && (s.running || s.parked());
             if s.state.is_some() != computes || s.kept.is_some() {
@@ -57,6 +69,7 @@ impl Scheduler {
             return Err("a deadline is earlier than the next look at deadlines".into());
         }
         self.states.check(&states)?;
+        self.windows.check(&windows).map_err(|e| format!("sliding layers: {e}"))?;
         self.pool.check(&uses)
     }
 
@@ -66,7 +79,7 @@ impl Scheduler {
         if tokens > self.config.max_tokens || rows > self.config.max_rows {
             return Err(format!("{tokens} tokens and {rows} rows exceed the limits of a step"));
         }
-        let mut written = vec![false; self.pool.total()];
+        let mut written = [&self.pool, &self.windows].map(|pool| vec![false; pool.total()]);
         let mut states = vec![false; self.states.total()];
         for run in &plan.runs {
             let s = seq(&self.slots, run.slot);
@@ -93,9 +106,14 @@ impl Scheduler {
                     s.id, run.drafts, s.state, s.kept
                 ));
             }
-            for &block in &s.table[run.start / BLOCK..end.div_ceil(BLOCK)] {
-                if self.pool.refs(block) != 1 || std::mem::replace(&mut written[block as usize], true) {
-                    return Err(format!("{:?} writes block {block}, which others read", s.id));
+            let places = run.start / BLOCK..end.div_ceil(BLOCK);
+            for ((pool, written), table) in
+                [&self.pool, &self.windows].into_iter().zip(&mut written).zip([&s.table, &s.windows])
+            {
+                for &block in table.get(places.clone()).unwrap_or_default() {
+                    if pool.refs(block) != 1 || std::mem::replace(&mut written[block as usize], true) {
+                        return Err(format!("{:?} writes block {block}, which others read", s.id));
+                    }
                 }
             }
         }

@@ -223,7 +223,15 @@ impl Scheduler {
         self.suspect_parts(slot);
         let s = seq(&self.slots, slot);
         s.table.iter().for_each(|&block| self.pool.unpublish(block));
+        s.windows[s.passed..].iter().for_each(|&block| self.windows.unpublish(block));
         s.chains.iter().for_each(|&chain| self.states.drop_saved(chain));
+        if self.window.is_some() {
+            let befores = std::iter::once(Chain::Root(s.request.salt)).chain(s.chains.iter().copied());
+            for (before, tokens) in befores.zip(s.tokens.chunks_exact(BLOCK)) {
+                let found = self.windows.find(before, tokens);
+                found.into_iter().for_each(|(block, _)| self.windows.unpublish(block));
+            }
+        }
     }
 
     /// Takes a snapshot of a sequence's state if its computed tokens fill whole blocks: always where a snapshot is
@@ -240,13 +248,19 @@ impl Scheduler {
         }
     }
 
-    /// Publishes the full, computed blocks of a sequence in the prefix cache.
+    /// Publishes the full, computed blocks of a sequence in the prefix cache, and gives back those that no later token
+    /// reads.
     fn publish(&mut self, slot: u32) {
         let s = seq_mut(&mut self.slots, slot);
         for i in s.chains.len()..s.computed / BLOCK {
             let chain = s.chains.last().copied().unwrap_or(Chain::Root(s.request.salt));
-            s.chains.push(self.pool.publish(s.table[i], chain, &s.tokens[i * BLOCK..][..BLOCK]));
+            let tokens = &s.tokens[i * BLOCK..][..BLOCK];
+            s.chains.push(self.pool.publish(s.table[i], chain, tokens));
+            if let Some(&block) = s.windows.get(i) {
+                self.windows.publish(block, chain, tokens);
+            }
         }
+        self.pass(slot);
     }
 }
 

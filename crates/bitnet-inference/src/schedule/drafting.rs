@@ -78,7 +78,7 @@ impl Scheduler {
         let rejectable = source != Source::Forced;
         // Rejected drafts leave their blocks in the table, so it may be longer than necessary.
         if drafts == 0
-            || self.missing(s, 1 + drafts) > self.pool.available()
+            || !self.missing(s, 1 + drafts).fit(self.available())
             || rejectable && s.state.is_some() && self.states.available() == 0
         {
             return;
@@ -128,9 +128,7 @@ impl Scheduler {
 
     /// Maximum number of drafts of a sequence. With a recurrent state, they end where a snapshot can be taken.
     fn draftable(&self, s: &Sequence) -> usize {
-        match s.state {
-            None => usize::MAX,
-            Some(_) => BLOCK - 1 - s.computed % BLOCK,
-        }
+        let most = self.longest_run() - 1;
+        s.state.map_or(most, |_| most.min(BLOCK - 1 - s.computed % BLOCK))
     }
 }

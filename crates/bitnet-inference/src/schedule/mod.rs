@@ -15,6 +15,8 @@
 //! If the model has recurrent layers, a sequence that holds blocks also owns a slot with its state. There is one slot
 //! for every place, so only waiting sequences have to give theirs back. Cached blocks are used up to the last position
 //! that has a snapshot of the state; `plan.rs` says where snapshots are taken.
+//!
+//! If sliding layers have blocks of their own (`windows.rs`), a sequence needs blocks of both pools, and gives both back.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -37,6 +39,7 @@ mod sequence;
 #[cfg(test)]
 mod simulation;
 mod states;
+mod windows;
 mod wish;
 
 pub use address::{Address, Part, PartKind, parts};
@@ -46,9 +49,11 @@ pub use commit::{RunOutcome, SampledToken, StepOutcome};
 pub use config::SchedulerConfig;
 pub use draft::Source;
 pub use event::{Event, SchedulerCounts};
+pub use outside::Places;
 pub use pace::{BatchSizing, Pacer, StepLoad, StepModel};
 pub use plan::{Plan, PlannedRun};
 pub use sequence::{SeqId, Sequence};
+pub use windows::WindowCache;
 pub use wish::{Begun, Wish};
 
 pub(crate) use needed_logits::{bans, closing, drawn_after_changes, needed};
@@ -63,6 +68,9 @@ use states::StatePool;
 pub struct Scheduler {
     config: SchedulerConfig,
     pool: BlockPool,
+    /// The blocks that sliding layers have for themselves; empty if they have none.
+    windows: BlockPool,
+    window: Option<WindowCache>,
     states: StatePool,
     slots: Vec<Option<Sequence>>,
     vacant: Vec<u32>,
@@ -111,6 +119,8 @@ impl Scheduler {
         );
         Scheduler {
             pool: BlockPool::new(config.kv_blocks),
+            windows: BlockPool::new(0),
+            window: None,
             states: StatePool::new(config.state_slots),
             slots: Vec::new(),
             vacant: Vec::new(),
@@ -137,10 +147,21 @@ impl Scheduler {
     pub fn restarted(&self) -> Self {
         let Scheduler { counts, drafter, at_any_cost, without_text, rates, .. } = *self;
         let pace = self.pace.clone();
-        let new = Scheduler::new(self.config.clone());
+        let new = Scheduler::new(self.config.clone()).with_windows(self.window);
         let mut new = Scheduler { counts, drafter, at_any_cost, without_text, rates, pace, ..new };
         self.identity().into_iter().for_each(|identity| new.keep_outside(identity));
         new
+    }
+
+    /// Plans for a model whose sliding layers have blocks of their own; for any other if this is `None`.
+    ///
+    /// # Panics
+    /// If these blocks do not hold a token and its window.
+    #[must_use]
+    pub fn with_windows(self, window: Option<WindowCache>) -> Self {
+        let full = self.config.kv_blocks;
+        assert!(window.is_none_or(|w| w.longest_run(full) > 0), "a token and its window have blocks");
+        Scheduler { windows: BlockPool::new(window.map_or(0, |window| window.blocks)), window, ..self }
     }
 
     /// Lets plans reserve drafts whose tokens a drafter finds after the step is planned, with
@@ -213,6 +234,11 @@ impl Scheduler {
     /// The pool of blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// The pool of blocks of sliding layers; empty if these have none of their own.
+    pub fn windows(&self) -> &BlockPool {
+        &self.windows
     }
 
     /// Number of state slots that sequences own.
@@ -330,6 +356,10 @@ impl Scheduler {
         let s = seq_mut(&mut self.slots, slot);
         for block in s.table.drain(..).rev() {
             self.pool.release(block);
+        }
+        let passed = std::mem::take(&mut s.passed);
+        for block in s.windows.drain(..).skip(passed).rev() {
+            self.windows.release(block);
         }
         for state in s.state.take().into_iter().chain(s.kept.take()) {
             self.states.release(state);

@@ -32,12 +32,29 @@ pub(super) struct Outside {
 }
 
 /// Where a queued part is.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Source {
     /// In the block with the first number, as long as its content has the second.
     Block(u32, u64),
-    /// In the slot with the snapshot after this chain.
-    State(Chain),
+    /// In the slot with the snapshot after this chain, if the model has recurrent layers, and in these blocks of sliding
+    /// layers, numbered as a block.
+    State(Chain, Vec<Option<(u32, u64)>>),
+}
+
+/// Where the bytes of a part are, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// Blocks of sliding layers; what is not there is zeros, or is left as it is.
+    pub windows: Vec<Option<u32>>,
+    /// What comes after them.
+    pub rest: Option<CachePlace>,
+}
+
+impl Places {
+    /// A part in one place.
+    pub fn of(place: CachePlace) -> Places {
+        Places { windows: Vec::new(), rest: Some(place) }
+    }
 }
 
 impl Outside {
@@ -134,10 +151,23 @@ impl Scheduler {
         let salt = s.request.salt;
         let text = &s.tokens[..s.chains.len() * BLOCK];
         let mut chain = Chain::Root(salt);
+        let (recurrent, whole) = (self.states.total() > 0, self.window.map_or(0, |window| window.whole()));
+        // Where other texts are likely to go on, and the blocks of sliding layers up to there.
+        let likely = [s.branch, s.boundary(), text.len()].map(|at| at / BLOCK);
+        let mut windows = vec![None; whole];
         for (part, &after) in parts(&outside.identity, salt, text, PartKind::Block).zip(&s.chains) {
             let published = self.pool.find(chain, &part.tokens).map(|(block, _)| block);
-            if self.states.find(after).is_some() {
-                outside.enqueue(part.state(), Source::State(after));
+            if whole > 0 {
+                let found = self.windows.find(chain, &part.tokens).map(|(block, _)| block);
+                windows.push(found.and_then(|block| Some((block, self.windows.number(block)?))));
+            }
+            let end = part.index as usize + 1;
+            let window = &windows[windows.len() - whole..];
+            let here = window[whole - whole.min(end)..].iter().all(Option::is_some);
+            let wanted = if recurrent { self.states.find(after).is_some() } else { likely.contains(&end) };
+            if wanted && here && (recurrent || whole > 0) {
+                let source = Source::State(after, window.to_vec());
+                outside.enqueue(part.state(), source);
             }
             if let Some((block, number)) = published.and_then(|at| Some((at, self.pool.number(at)?))) {
                 outside.enqueue(part, Source::Block(block, number));
@@ -182,18 +212,25 @@ impl Scheduler {
     }
 
     /// The next part to copy out, and where it is. Outstanding copies of states must have been made.
-    pub fn peek_leaving(&mut self) -> Option<(PartKind, CachePlace)> {
+    pub fn peek_leaving(&mut self) -> Option<(PartKind, Places)> {
+        let recurrent = self.states.total() > 0;
         let outside = self.outside.as_mut()?;
         loop {
             let (part, source) = outside.queue.first()?;
-            let place = match *source {
-                Source::Block(block, number) => {
-                    (self.pool.number(block) == Some(number)).then_some(CachePlace::Block(block))
+            let places = match source {
+                &Source::Block(block, number) => {
+                    (self.pool.number(block) == Some(number)).then(|| Places::of(CachePlace::Block(block)))
                 }
-                Source::State(chain) => self.states.find(chain).map(CachePlace::State),
+                Source::State(chain, windows) => {
+                    let rest = self.states.find(*chain).map(CachePlace::State);
+                    let there = |&(block, number): &(u32, u64)| self.windows.number(block) == Some(number);
+                    let here = rest.is_some() == recurrent && windows.iter().flatten().all(there);
+                    let windows = windows.iter().map(|window| window.map(|(block, _)| block)).collect();
+                    here.then_some(Places { windows, rest })
+                }
             };
-            if let Some(place) = place {
-                return Some((part.kind, place));
+            if let Some(places) = places {
+                return Some((part.kind, places));
             }
             let part = outside.queue.pop().expect("there is a first part");
             outside.known(part.kind).remove(&part.address);

@@ -5,11 +5,15 @@
 //! Prompts are therefore cut at their last block boundary, and at the end of what they share with a cached text.
 //! Decoding runs need no extra cut: drafts never cross a block boundary, so some run ends at each one.
 
+use std::ops::Range;
+
 use bitnet_model::Batch;
 
+use super::blocks::BlockPool;
 use super::draft::Source;
 use super::pace::StepLoad;
 use super::sequence::{SeqId, Sequence};
+use super::windows::Blocks;
 use super::{Scheduler, seq, seq_mut};
 
 pub(super) const BLOCK: usize = Batch::BLOCK_TOKENS;
@@ -43,6 +47,8 @@ pub struct PlannedRun {
 pub struct Plan {
     /// Blocks to copy first, in this order, as (from, to).
     pub copies: Vec<(u32, u32)>,
+    /// The same of blocks of sliding layers.
+    pub window_copies: Vec<(u32, u32)>,
     /// State slots to copy first, in this order, as (from, to).
     pub states: Vec<(u32, u32)>,
     /// The runs to compute.
@@ -59,6 +65,7 @@ impl Plan {
 
     fn clear(&mut self) {
         self.copies.clear();
+        self.window_copies.clear();
         self.states.clear();
         self.runs.clear();
         self.load = StepLoad::default();
@@ -124,6 +131,7 @@ impl Scheduler {
         let decode = s.pending() == 1;
         let prefill = if decode { usize::MAX } else { budget.prefill };
         let len = s.pending().min(budget.tokens).min(prefill).min(self.until_snapshot(s));
+        let len = len.min(self.longest_run());
         // Every scored token needs a row; one is left for sequences that wait for a place.
         let scores = s.scores();
         let rows = budget.rows.saturating_sub(usize::from(!self.waiting.is_empty())).max(1).min(budget.rows);
@@ -162,18 +170,22 @@ impl Scheduler {
         planned.min().map_or(usize::MAX, |at| at - s.computed)
     }
 
-    /// Number of blocks to allocate before the next `len` tokens of a sequence can be written: those that its table
-    /// lacks, and one for each block that others read too.
-    pub(super) fn missing(&self, s: &Sequence, len: usize) -> usize {
-        let (first, last) = (s.computed / BLOCK, (s.computed + len).div_ceil(BLOCK));
-        let shared = (first..s.table.len().min(last)).filter(|&i| self.pool.refs(s.table[i]) > 1).count();
-        last.saturating_sub(s.table.len()) + shared
+    /// Numbers of blocks to allocate before the next `len` tokens of a sequence can be written: those that its tables
+    /// lack, and one for each block that others read too. Sliding layers need only those of one run at a time.
+    pub(super) fn missing(&self, s: &Sequence, len: usize) -> Blocks {
+        let of = |pool: &BlockPool, table: &[u32], len: usize| {
+            let (first, last) = (s.computed / BLOCK, (s.computed + len).div_ceil(BLOCK));
+            let shared = (first..table.len().min(last)).filter(|&i| pool.refs(table[i]) > 1).count();
+            last.saturating_sub(table.len()) + shared
+        };
+        let windows = self.window.map(|_| of(&self.windows, &s.windows, len.min(self.longest_run())));
+        Blocks { full: of(&self.pool, &s.table, len), windows: windows.unwrap_or(0) }
     }
 
-    /// Makes the table of a sequence cover its next `len` tokens with unpublished blocks that no other sequence
+    /// Makes the tables of a sequence cover its next `len` tokens with unpublished blocks that no other sequence
     /// reads, taking blocks from parked and younger sequences if necessary.
     pub(super) fn make_room(&mut self, slot: u32, len: usize, budget: &mut Budget, plan: &mut Plan) -> bool {
-        while self.missing(seq(&self.slots, slot), len) > self.pool.available() {
+        while !self.missing(seq(&self.slots, slot), len).fit(self.available()) {
             if let Some(parked) = self.parked_other_than(slot) {
                 self.reclaim(parked);
             } else if let Some(younger) = self.younger_than(slot) {
@@ -186,19 +198,13 @@ impl Scheduler {
         let s = seq(&self.slots, slot);
         let (first, last) = (s.computed / BLOCK, (s.computed + len).div_ceil(BLOCK));
         let s = seq_mut(&mut self.slots, slot);
-        for i in first..last {
-            match s.table.get(i).copied() {
-                Some(block) if self.pool.refs(block) > 1 => {
-                    let copy = self.pool.allocate().expect("blocks were counted");
-                    plan.copies.push((block, copy));
-                    self.pool.release(block);
-                    s.table[i] = copy;
-                    self.counts.copied_blocks += 1;
-                }
-                Some(block) => self.pool.unpublish(block),
-                None => s.table.push(self.pool.allocate().expect("blocks were counted")),
-            }
+        let before = plan.copies.len() + plan.window_copies.len();
+        own(&mut self.pool, &mut s.table, first..last, &mut plan.copies);
+        if self.window.is_some() {
+            own(&mut self.windows, &mut s.windows, first..last, &mut plan.window_copies);
         }
+        let copied = plan.copies.len() + plan.window_copies.len() - before;
+        self.counts.copied_blocks += copied as u64;
         true
     }
 
@@ -227,8 +233,9 @@ impl Scheduler {
         // Prompts are planned oldest first, so this can only be a decode.
         plan.load.decodes -= 1;
         plan.load.context -= run.start;
-        let table = &seq(&self.slots, slot).table;
-        plan.copies.retain(|(_, to)| !table.contains(to));
+        let s = seq(&self.slots, slot);
+        plan.copies.retain(|(_, to)| !s.table.contains(to));
+        plan.window_copies.retain(|(_, to)| !s.windows.contains(to));
     }
 
     /// Evicts a running sequence: it loses its place, blocks and state, and goes back to the queue.
@@ -244,5 +251,22 @@ impl Scheduler {
         self.counts.preemptions += 1;
         self.counts.recomputed_tokens += seq(&self.slots, slot).computed as u64;
         self.release(slot);
+    }
+}
+
+/// Gives a table unpublished blocks of its own at these places: those that it lacks are allocated, and those that others
+/// read too are copied.
+fn own(pool: &mut BlockPool, table: &mut Vec<u32>, places: Range<usize>, copies: &mut Vec<(u32, u32)>) {
+    for i in places {
+        match table.get(i).copied() {
+            Some(block) if pool.refs(block) > 1 => {
+                let copy = pool.allocate().expect("blocks were counted");
+                copies.push((block, copy));
+                pool.release(block);
+                table[i] = copy;
+            }
+            Some(block) => pool.unpublish(block),
+            None => table.push(pool.allocate().expect("blocks were counted")),
+        }
     }
 }

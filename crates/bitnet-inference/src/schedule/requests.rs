@@ -34,6 +34,8 @@ impl Scheduler {
                 matcher: StopMatcher::new(&request.config.stop_strings),
                 tokens: Vec::new(),
                 table: Vec::new(),
+                windows: Vec::new(),
+                passed: 0,
                 chains: Vec::new(),
                 state: None,
                 kept: None,

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bitnet_kernels::Wanted;
+use bitnet_model::CachePlace;
 
 use super::blocks::Chain;
 use super::draft::{Rates, Source};
@@ -93,6 +94,10 @@ pub struct Sequence {
     pub(crate) kept: Option<u32>,
     /// The request.
     pub request: Arc<Request>,
+    /// Block table of sliding layers, as long as `table`, if these have blocks of their own.
+    pub(crate) windows: Vec<u32>,
+    /// Number of blocks at the beginning of `windows` that were given back.
+    pub(crate) passed: usize,
     /// Seed of the random numbers.
     pub seed: u64,
     /// How many tokens were in the prefix cache when the sequence first ran.
@@ -153,7 +158,7 @@ impl Sequence {
     }
 
     /// Copies the prompt and allocates the memory that the sequence may need, before it first gets a place.
-    pub(crate) fn own_text(&mut self, max_draft: usize) {
+    pub(crate) fn own_text(&mut self, max_draft: usize, windows: bool) {
         if self.tokens.is_empty() {
             let prompt = &self.request.prompt;
             self.tokens.reserve_exact(self.end.max(prompt.len()) + max_draft + 1);
@@ -161,6 +166,9 @@ impl Sequence {
             let blocks = self.end.div_ceil(BLOCK);
             self.table.reserve_exact(blocks + 1);
             self.chains.reserve_exact(blocks);
+            if windows {
+                self.windows.reserve_exact(blocks + 1);
+            }
         }
     }
 
@@ -173,6 +181,15 @@ impl Sequence {
     /// Whether it holds blocks but has no place.
     pub(crate) fn parked(&self) -> bool {
         !self.running && !self.table.is_empty()
+    }
+
+    /// Whether it reads what is in a block.
+    pub(crate) fn reads(&self, place: CachePlace) -> bool {
+        match place {
+            CachePlace::Block(block) => self.table.contains(&block),
+            CachePlace::Window(block) => self.windows.contains(&block),
+            CachePlace::State(_) => false,
+        }
     }
 
     /// Number of tokens to compute before the next one can be drawn.

@@ -3,8 +3,11 @@
 //! Parts that are taken in look like those of a sequence that has ended: free blocks and snapshots, which later texts
 //! find. A waiting sequence is not admitted until the tier has said that nothing more comes for it.
 
+use bitnet_model::CachePlace;
+
 use super::address::{Part, PartKind, parts};
 use super::blocks::Chain;
+use super::outside::Places;
 use super::plan::BLOCK;
 use super::sequence::{Fetch, SeqId, Sequence};
 use super::{Scheduler, seq, seq_mut};
@@ -57,6 +60,22 @@ pub enum Begun {
     Held,
 }
 
+/// A state that is to be taken in.
+#[derive(Debug)]
+pub struct BegunState {
+    slot: Option<u32>,
+    /// Blocks of sliding layers: the chain before each and, for one that is to be written, the index of its part.
+    blocks: Vec<(u32, Chain, Option<usize>)>,
+    windows: Vec<Option<u32>>,
+}
+
+impl BegunState {
+    /// Where its bytes go.
+    pub fn places(&self) -> Places {
+        Places { windows: self.windows.clone(), rest: self.slot.map(CachePlace::State) }
+    }
+}
+
 impl Scheduler {
     /// Whether a waiting sequence may be admitted although the tier might have parts of it.
     pub(super) fn has_fetched(&self, s: &Sequence) -> bool {
@@ -90,10 +109,11 @@ impl Scheduler {
         if most == 0 || s.scores() {
             return None;
         }
-        let needs_state = self.states.total() > 0;
-        if needs_state && !self.takes_snapshots() {
+        let recurrent = self.states.total() > 0;
+        if recurrent && !self.takes_snapshots() {
             return None;
         }
+        let needs_state = recurrent || self.window.is_some_and(|window| window.whole() > 0);
         let (held, usable) = self.held(s, most);
         if usable >= most {
             return None;
@@ -150,12 +170,16 @@ impl Scheduler {
         let mut blocks = Vec::with_capacity(parts.len());
         for part in parts {
             let Some((block, after)) = self.pool.find(chain, &part.tokens) else { break };
-            blocks.push(block);
+            blocks.push((block, self.windows.find(chain, &part.tokens)));
             chain = after;
         }
-        for &block in blocks.iter().rev() {
+        for &(block, window) in blocks.iter().rev() {
             self.pool.retain(block);
             self.pool.release(block);
+            if let Some((window, _)) = window {
+                self.windows.retain(window);
+                self.windows.release(window);
+            }
         }
     }
 
@@ -194,16 +218,50 @@ impl Scheduler {
         self.pool.release(block);
     }
 
-    /// Takes a slot for the state after the part of a wish with this index; `None` if a block up to it is not in memory,
-    /// if the state is, or if no slot is free.
-    pub fn begin_state(&mut self, wish: &mut Wish, index: usize) -> Option<u32> {
-        let chain = self.follow(wish, index + 1)?;
-        if self.states.find(chain).is_some() { None } else { self.states.adopt(chain) }
+    /// Takes a slot, and blocks of sliding layers, for the state after the part of a wish with this index; `None` if a
+    /// block up to it is not in memory, if all of the state is, or if no slot or block is free.
+    pub fn begin_state(&mut self, wish: &mut Wish, index: usize) -> Option<BegunState> {
+        let whole = self.window.map_or(0, |window| window.whole());
+        let first = (index + 1).saturating_sub(whole);
+        let befores: Vec<Chain> =
+            (first..=index + 1).map(|at| self.follow(wish, at)).collect::<Option<_>>()?;
+        let after = befores[befores.len() - 1];
+        let slot = match self.states.find(after) {
+            None if self.states.total() > 0 => Some(self.states.adopt(after)?),
+            _ => None,
+        };
+        let mut begun = BegunState { slot, blocks: Vec::new(), windows: vec![None; whole] };
+        let (mut room, padding) = (true, whole - (index + 1 - first));
+        for (at, &before) in (first..=index).zip(&befores) {
+            if let Some((block, _)) = self.windows.find(before, &wish.parts[at].tokens) {
+                self.windows.retain(block);
+                begun.blocks.push((block, before, None));
+            } else if let Some(block) = self.windows.allocate() {
+                begun.blocks.push((block, before, Some(at)));
+                begun.windows[padding + at - first] = Some(block);
+            } else {
+                room = false;
+            }
+        }
+        let any = slot.is_some() || begun.windows.iter().any(Option::is_some);
+        if room && any {
+            return Some(begun);
+        }
+        self.end_state(begun, wish, false);
+        None
     }
 
-    /// Drops the snapshot in a slot, because its content could not be written.
-    pub fn drop_state(&mut self, slot: u32) {
-        self.states.drop_slot(slot);
+    /// Adds the state that [`Scheduler::begin_state`] has begun to the prefix cache, if its content was `written`.
+    pub fn end_state(&mut self, begun: BegunState, wish: &Wish, written: bool) {
+        if let Some(slot) = begun.slot.filter(|_| !written) {
+            self.states.drop_slot(slot);
+        }
+        for (block, before, own) in begun.blocks {
+            if let Some(at) = own.filter(|_| written) {
+                self.windows.publish(block, before, &wish.parts[at].tokens);
+            }
+            self.windows.release(block);
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use bitnet_model::{Batch, CacheBytes, CachePlace};
 
-use crate::schedule::{Begun, Part, PartKind, Scheduler, Wish};
+use crate::schedule::{Begun, Part, PartKind, Places, Scheduler, Wish};
 
 /// A text that gets nothing for this long is computed instead, in microseconds.
 const PATIENCE: u64 = 2_000_000;
@@ -172,7 +172,8 @@ impl Tier {
     /// Copies out what the planned step overwrites, as far as the shelf has room.
     pub fn before_step(&mut self, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
         while let Some((part, place)) = scheduler.next_urgent() {
-            let kept = self.shelf.has_room(self.bytes.of(place)) && self.keep(part.clone(), place, cache);
+            let kept = self.shelf.has_room(self.bytes.of(place))
+                && self.keep(part.clone(), &Places::of(place), cache);
             if !kept {
                 self.counts.dropped += 1;
                 scheduler.is_outside(part.kind, part.address, false);
@@ -316,11 +317,9 @@ impl Tier {
         cache: &mut dyn CacheAccess,
     ) -> bool {
         self.settle(scheduler, cache);
-        let Some(slot) = scheduler.begin_state(wish, index) else { return false };
-        let written = self.write(CachePlace::State(slot), bytes, cache);
-        if !written {
-            scheduler.drop_state(slot);
-        }
+        let Some(begun) = scheduler.begin_state(wish, index) else { return false };
+        let written = self.write_state(&begun.places(), bytes, cache);
+        scheduler.end_state(begun, wish, written);
         scheduler.is_outside(PartKind::State, wish.parts[index].address, true);
         written
     }
@@ -330,6 +329,16 @@ impl Tier {
         let written = cache.write(place, bytes);
         self.counts.in_micros += begun.elapsed().as_micros() as u64;
         written
+    }
+
+    fn write_state(&mut self, places: &Places, bytes: &[u8], cache: &mut dyn CacheAccess) -> bool {
+        let size = self.bytes.window;
+        let (windows, rest) = bytes.split_at(places.windows.len() * size);
+        let mut windows = places.windows.iter().zip(windows.chunks(size.max(1)));
+        let written = windows.all(|(block, bytes)| {
+            block.is_none_or(|block| self.write(CachePlace::Window(block), bytes, cache))
+        });
+        written && places.rest.is_none_or(|place| self.write(place, rest, cache))
     }
 
     /// Makes the copies of states that have been decided, so that every slot holds what it should.
@@ -430,15 +439,15 @@ impl Tier {
         if matches!(scheduler.peek_leaving(), Some((PartKind::State, _))) {
             self.settle(scheduler, cache);
         }
-        while let Some((kind, place)) = scheduler.peek_leaving() {
-            let size = self.bytes.of(place);
+        while let Some((kind, places)) = scheduler.peek_leaving() {
+            let size = self.bytes.of(kind.place(0));
             if running && size > self.credit || !running && copied > IDLE {
                 self.more |= !running;
                 return;
             }
             if kind == PartKind::State && copied > 0 {
                 self.settle(scheduler, cache);
-                if scheduler.peek_leaving() != Some((kind, place)) {
+                if scheduler.peek_leaving().is_none_or(|next| next != (kind, places.clone())) {
                     continue;
                 }
             }
@@ -448,17 +457,26 @@ impl Tier {
             let part = scheduler.take_leaving().expect("it was shown");
             copied += size.max(1);
             self.credit = self.credit.saturating_sub(if running { size } else { 0 });
-            if !self.keep(part.clone(), place, cache) {
+            if !self.keep(part.clone(), &places, cache) {
                 scheduler.is_outside(part.kind, part.address, false);
             }
         }
     }
 
     /// Copies a part out and hands it to the shelf; returns whether it was there.
-    fn keep(&mut self, part: Part, place: CachePlace, cache: &mut dyn CacheAccess) -> bool {
-        let mut buffer = self.shelf.buffer(self.bytes.of(place));
+    fn keep(&mut self, part: Part, places: &Places, cache: &mut dyn CacheAccess) -> bool {
+        let mut buffer = self.shelf.buffer(self.bytes.of(part.kind.place(0)));
         let begun = Instant::now();
-        let read = cache.read(place, &mut buffer);
+        let (windows, rest) = buffer.split_at_mut(places.windows.len() * self.bytes.window);
+        let mut windows = places.windows.iter().zip(windows.chunks_mut(self.bytes.window.max(1)));
+        let read = windows.all(|(block, bytes)| match block {
+            Some(block) => cache.read(CachePlace::Window(*block), bytes),
+            None => {
+                bytes.fill(0);
+                true
+            }
+        });
+        let read = read && places.rest.is_none_or(|place| cache.read(place, rest));
         self.counts.out_micros += begun.elapsed().as_micros() as u64;
         if read {
             self.shelf.keep(part, buffer.into());

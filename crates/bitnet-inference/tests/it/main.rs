@@ -21,3 +21,4 @@ mod support;
 mod thought;
 mod tier;
 mod traces;
+mod windows;

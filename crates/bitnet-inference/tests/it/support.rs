@@ -94,6 +94,11 @@ pub fn alone_with(state_slots: usize, prompt: &[u32], config: &GenerationConfig)
     alone_by(oracle, None, prompt, config)
 }
 
+/// As [`alone`], from a model with a window of `width` keys.
+pub fn alone_within(width: usize, prompt: &[u32], config: &GenerationConfig) -> Vec<u32> {
+    alone_by(Oracle::default().within(width), None, prompt, config)
+}
+
 /// As [`alone`], under a constraint.
 pub fn alone_under(
     constraint: Option<&dyn Constraint>,

@@ -16,6 +16,8 @@ pub struct Batch {
     tokens: Vec<u32>,
     runs: Vec<Run>,
     blocks: Vec<u32>,
+    /// Tables of sliding layers' own blocks, at the places of `blocks`; shorter if the last runs have none.
+    windows: Vec<u32>,
     logit_rows: Vec<usize>,
     /// One for each row of logits.
     wanted: Vec<Wanted>,
@@ -40,6 +42,7 @@ impl Batch {
             tokens: Vec::with_capacity(tokens),
             runs: Vec::with_capacity(runs),
             blocks: Vec::with_capacity(blocks),
+            windows: Vec::new(),
             logit_rows: Vec::with_capacity(tokens),
             wanted: Vec::with_capacity(tokens),
             changes: Vec::new(),
@@ -52,6 +55,7 @@ impl Batch {
         self.tokens.clear();
         self.runs.clear();
         self.blocks.clear();
+        self.windows.clear();
         self.logit_rows.clear();
         self.wanted.clear();
         self.changes.clear();
@@ -83,6 +87,33 @@ impl Batch {
         });
         self.logit_rows.extend(logits.map(|i| first + i));
         self.wanted.resize(self.logit_rows.len(), Wanted::All);
+    }
+
+    /// Sets the blocks of the last run's sequence in sliding layers, for a model in which these have blocks of their own
+    /// ([`crate::Model::window_blocks`]). `blocks` is as long as the run's block table; those that no token of the run
+    /// reads or writes ([`Batch::first_block`]) may have any number.
+    ///
+    /// # Panics
+    /// If the table has another length.
+    pub fn set_windows(&mut self, blocks: &[u32]) {
+        let Some(run) = self.runs.last() else { return };
+        assert_eq!(blocks.len(), run.blocks.len(), "both block tables of a run have the same length");
+        self.windows.resize(run.blocks.start, 0);
+        self.windows.extend_from_slice(blocks);
+    }
+
+    /// Index of the first block from which the token at `position` reads, in layers in which a token attends to `window`
+    /// keys.
+    pub const fn first_block(window: usize, position: usize) -> usize {
+        (position + 1).saturating_sub(window) / Self::BLOCK_TOKENS
+    }
+
+    /// Maximum number of blocks of a sequence during a run of `tokens` tokens, in layers in which a token attends to
+    /// `window` keys: those from which the first token of the run's first block reads, to that of the last token.
+    pub const fn blocks_of_window(window: usize, tokens: usize) -> usize {
+        // The run may begin at the end of a block.
+        (window - 1).div_ceil(Self::BLOCK_TOKENS)
+            + (Self::BLOCK_TOKENS - 1 + tokens).div_ceil(Self::BLOCK_TOKENS)
     }
 
     /// Sets the slot with the recurrent state of the last run's sequence; 0 unless set.
@@ -146,6 +177,11 @@ impl Batch {
         &self.blocks[run.blocks.clone()]
     }
 
+    /// The table of a run in sliding layers; empty if it was not set.
+    pub fn windows(&self, run: &Run) -> &[u32] {
+        self.windows.get(run.blocks.clone()).unwrap_or_default()
+    }
+
     /// Indices into [`Batch::tokens`] of the tokens whose logits are needed, ascending.
     pub fn logit_rows(&self) -> &[usize] {
         &self.logit_rows
@@ -172,6 +208,11 @@ impl Batch {
     /// Where the tokens belong.
     pub fn step(&self) -> Step<'_> {
         Step::new(&self.runs, &self.blocks)
+    }
+
+    /// Where they belong in sliding layers that have blocks of their own.
+    pub fn window_step(&self) -> Step<'_> {
+        Step::new(&self.runs, &self.windows)
     }
 }
 

@@ -63,7 +63,7 @@ impl<B: Backend> DraftHead<B> {
             hidden_norm: norm(b, names::DRAFT_HIDDEN_NORM)?,
             of_embedding: half(b, 0)?,
             of_hidden: half(b, hidden)?,
-            layer: Layer::load(b, &Origin { spec, tensors, limits, index: spec.layers })?,
+            layer: Layer::load(b, &Origin { spec, tensors, limits, window_blocks: 0, index: spec.layers })?,
             norm: norm(b, names::DRAFT_NORM)?,
             hidden: b.rows(limits.max_tokens, hidden, RowsKind::Intermediate)?,
             drafted: b.rows(limits.max_logit_rows, hidden, RowsKind::Intermediate)?,

@@ -11,7 +11,7 @@ use crate::{
     files::TensorSource,
     names::{self, Part, StackedProjections},
     net::{
-        Limits,
+        CachePlace, Limits,
         weights::{in_bf16_if_exact, read_dense_stack, read_int8, read_linear, read_norm, read_ternary},
     },
     spec::{Experts, Hybrid, ModelSpec},
@@ -109,6 +109,8 @@ pub(crate) struct Origin<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) tensors: &'a dyn TensorSource,
     pub(crate) limits: Limits,
+    /// Number of blocks that sliding layers have for themselves; 0 if they share those of the others.
+    pub(crate) window_blocks: usize,
     /// Index of the layer.
     pub(crate) index: usize,
 }
@@ -182,10 +184,23 @@ impl<B: Backend> Attention<B> {
         let norm = spec.sub_norms.then(|| from.norm(backend, Part::AttentionSubNorm)).transpose()?;
         let output = Projection::load(backend, from, norm, [names::OUTPUT], RowOrder::Plain)?;
         let output = output.normed(backend, from, Part::AttentionPostNorm)?;
-        let shape = KvShape { blocks: from.limits.kv_blocks, kv_heads: spec.kv_heads, head_dim };
+        let blocks = match from.window_blocks {
+            own if slides && own > 0 => own,
+            _ => from.limits.kv_blocks,
+        };
+        let shape = KvShape { blocks, kv_heads: spec.kv_heads, head_dim };
         let gate = spec.output_gate.then(|| spec.q_width() + 2 * spec.kv_width());
         let (heads, window, kv) = (spec.heads, spec.window(from.index), backend.kv(shape)?);
         Ok(Attention { qkv, fused, heads, head_norms, gate, output, window, kv })
+    }
+
+    /// Whether the layer keeps something in a place of this kind, if sliding layers have blocks of their `own` or not.
+    pub(crate) fn is_in(&self, place: CachePlace, own: bool) -> bool {
+        match place {
+            CachePlace::Block(_) => !(own && self.window.is_some()),
+            CachePlace::Window(_) => own && self.window.is_some(),
+            CachePlace::State(_) => false,
+        }
     }
 
     /// `qkv = W x`; normalises and rotates the queries and keys, and stores the keys and values.

@@ -16,6 +16,12 @@ pub trait Model: Send {
     /// The sizes it was loaded for.
     fn limits(&self) -> Limits;
 
+    /// Number of blocks that sliding layers have for themselves, so that a sequence keeps only their window
+    /// ([`Batch::set_windows`]). If it is 0, these layers keep all tokens, in the blocks of the other layers.
+    fn window_blocks(&self) -> usize {
+        0
+    }
+
     /// The backend it runs on.
     fn backend(&self) -> BackendInfo;
 
@@ -72,11 +78,20 @@ pub trait Model: Send {
         None
     }
 
-    /// Copies the keys and values of all layers from one block to another.
+    /// Copies the keys and values from one block to another, of all layers that have no blocks of their own.
     ///
     /// # Errors
     /// If the backend fails.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError>;
+
+    /// Copies the keys and values of sliding layers from one of their own blocks to another. A model without such
+    /// blocks ([`Model::window_blocks`]) has none, and this is never called.
+    ///
+    /// # Errors
+    /// If a block does not exist or the backend fails.
+    fn copy_window(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        Err(ForwardError::BlockOutOfRange { block: from.max(to), blocks: self.window_blocks() })
+    }
 
     /// Copies the recurrent state of all layers from one slot to another. A model without recurrent layers has no
     /// slots, and this is never called.
@@ -87,12 +102,12 @@ pub trait Model: Send {
         Err(ForwardError::StateOutOfRange { slot: from.max(to), slots: self.limits().state_slots })
     }
 
-    /// Bytes of a block and of a state outside the model, or `None` for a model whose cache stays inside.
+    /// Bytes of a block of each kind and of a state outside the model, or `None` for a model whose cache stays inside.
     fn cache_bytes(&self) -> Option<CacheBytes> {
         None
     }
 
-    /// Copies the keys and values of all layers in a block to `to`, or the recurrent state of all layers in a slot.
+    /// Copies the keys and values in a block to `to`, or the recurrent state of all layers in a slot.
     ///
     /// # Errors
     /// If there is no such block or slot, `to` does not have its [`CacheBytes`], or the backend fails.
@@ -115,8 +130,10 @@ pub trait Model: Send {
 /// A part of a model's cache that can be copied out of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CachePlace {
-    /// Keys and values of all layers, in the block with this number.
+    /// Keys and values in the block with this number, of all layers that have no blocks of their own.
     Block(u32),
+    /// Keys and values of sliding layers, in their own block with this number.
+    Window(u32),
     /// Recurrent state of all layers, in the slot with this number.
     State(u32),
 }
@@ -124,8 +141,10 @@ pub enum CachePlace {
 /// Bytes of the parts of a model's cache outside the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheBytes {
-    /// Keys and values of all layers in a block.
+    /// Keys and values in a block, of all layers that have no blocks of their own.
     pub block: usize,
+    /// Keys and values in a block of sliding layers' own; 0 in a model without such blocks.
+    pub window: usize,
     /// Recurrent state of all layers; 0 in a model without.
     pub state: usize,
 }
@@ -135,6 +154,7 @@ impl CacheBytes {
     pub fn of(&self, place: CachePlace) -> usize {
         match place {
             CachePlace::Block(_) => self.block,
+            CachePlace::Window(_) => self.window,
             CachePlace::State(_) => self.state,
         }
     }
@@ -147,6 +167,10 @@ impl<M: Model + ?Sized> Model for &mut M {
 
     fn limits(&self) -> Limits {
         (**self).limits()
+    }
+
+    fn window_blocks(&self) -> usize {
+        (**self).window_blocks()
     }
 
     fn backend(&self) -> BackendInfo {
@@ -184,6 +208,10 @@ impl<M: Model + ?Sized> Model for &mut M {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         (**self).copy_block(from, to)
+    }
+
+    fn copy_window(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        (**self).copy_window(from, to)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
@@ -233,6 +261,18 @@ pub struct Limits {
     pub state_slots: usize,
 }
 
+impl Limits {
+    /// Number of blocks that sliding layers have for themselves in a model that keeps only their windows, of `window` keys:
+    /// enough for every sequence that a step has a row for and for the tokens of a step, as many again for the prefix
+    /// cache, and never more than other layers have.
+    pub fn window_blocks(&self, window: usize) -> usize {
+        let sequences = self.max_logit_rows.saturating_mul(2 * Batch::blocks_of_window(window, 1));
+        // A run may begin and end within blocks.
+        let step = self.max_tokens / Batch::BLOCK_TOKENS + self.max_logit_rows;
+        self.kv_blocks.min(sequences.saturating_add(step))
+    }
+}
+
 /// Why a step could not run.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -255,6 +295,11 @@ pub enum ForwardError {
     /// A block table names a block that does not exist.
     #[error("block {block}: the cache has {blocks} blocks")]
     BlockOutOfRange { block: u32, blocks: usize },
+    /// A run names no block of sliding layers for a position that it reads or writes.
+    #[error(
+        "position {position}: sliding layers have blocks of their own, and the run names none for it: set its windows"
+    )]
+    WindowMissing { position: usize },
     /// A run names a state slot that does not exist.
     #[error("state slot {slot}: the model has {slots} state slots")]
     StateOutOfRange { slot: u32, slots: usize },

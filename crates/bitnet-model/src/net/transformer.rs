@@ -28,6 +28,7 @@ pub struct Transformer<B: Backend> {
     backend: B,
     spec: ModelSpec,
     limits: Limits,
+    window_blocks: usize,
     embedding: B::Table,
     /// The output head, or `None` if it is the embedding.
     head: Option<B::Table>,
@@ -115,10 +116,36 @@ impl<B: Backend> Transformer<B> {
         limits: Limits,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
+        Self::load_for(spec, tensors, backend, (limits, 0), progress)
+    }
+
+    /// As [`Transformer::load`], with blocks that only sliding layers use ([`Limits::window_blocks`]), if the model has
+    /// such layers.
+    ///
+    /// # Errors
+    /// As [`Transformer::load`].
+    pub fn load_with_windows(
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        backend: B,
+        limits: Limits,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, ModelError> {
+        let window_blocks = spec.sliding_window().map_or(0, |window| limits.window_blocks(window));
+        Self::load_for(spec, tensors, backend, (limits, window_blocks), progress)
+    }
+
+    fn load_for(
+        spec: &ModelSpec,
+        tensors: &dyn TensorSource,
+        backend: B,
+        sizes: (Limits, usize),
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, ModelError> {
         spec.check(SOURCE)?;
         names::check_rotation(spec, SOURCE)?;
         check_shapes(spec, tensors)?;
-        if spec.state_bytes() > 0 && limits.state_slots == 0 {
+        if spec.state_bytes() > 0 && sizes.0.state_slots == 0 {
             let cure = "this model has recurrent layers; load it with a state slot for every sequence";
             return Err(ModelError::unsupported(SOURCE, "the number of state slots", 0, cure));
         }
@@ -128,16 +155,16 @@ impl<B: Backend> Transformer<B> {
             return Err(ModelError::unsupported(SOURCE, "the device", device, cure));
         }
         if packed::<B>(tensors).is_some() {
-            return Self::read(spec, tensors, backend, limits, progress);
+            return Self::read(spec, tensors, backend, sizes, progress);
         }
-        read_ahead::with(tensors, |tensors| Self::read(spec, tensors, backend, limits, progress))
+        read_ahead::with(tensors, |tensors| Self::read(spec, tensors, backend, sizes, progress))
     }
 
     fn read(
         spec: &ModelSpec,
         tensors: &dyn TensorSource,
         mut backend: B,
-        limits: Limits,
+        (limits, window_blocks): (Limits, usize),
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
         let b = &mut backend;
@@ -156,7 +183,7 @@ impl<B: Backend> Transformer<B> {
         let norm = Norm { gain: b.gain(&gain)?, eps: spec.rms_eps };
         let mut layers = Vec::with_capacity(spec.layers);
         for index in 0..spec.layers {
-            layers.push(Layer::load(b, &Origin { spec, tensors, limits, index })?);
+            layers.push(Layer::load(b, &Origin { spec, tensors, limits, window_blocks, index })?);
             progress(index + 1, spec.layers);
         }
         let context = footprint::context(spec, limits);
@@ -172,6 +199,7 @@ impl<B: Backend> Transformer<B> {
             backend,
             spec,
             limits,
+            window_blocks,
             embedding,
             head,
             layers,
@@ -214,7 +242,20 @@ impl<B: Backend> Transformer<B> {
                 return Err(ForwardError::ContextExceeded { position: context, context });
             }
         }
-        batch.blocks().iter().try_for_each(|&block| self.check_block(block))
+        batch.blocks().iter().try_for_each(|&block| check_block(block, self.limits.kv_blocks))?;
+        if self.window_blocks > 0 { self.check_windows(batch) } else { Ok(()) }
+    }
+
+    /// Checks that every run has a block of sliding layers wherever it reads or writes.
+    fn check_windows(&self, batch: &Batch) -> Result<(), ForwardError> {
+        let Some(window) = self.spec.sliding_window() else { return Ok(()) };
+        for run in batch.runs() {
+            let last = (run.start + run.tokens.len()).div_ceil(Batch::BLOCK_TOKENS);
+            let used = batch.windows(run).get(Batch::first_block(window, run.start)..last);
+            let used = used.ok_or(ForwardError::WindowMissing { position: run.start })?;
+            used.iter().try_for_each(|&block| check_block(block, self.window_blocks))?;
+        }
+        Ok(())
     }
 
     fn check_states(&mut self, batch: &Batch) -> Result<(), ForwardError> {
@@ -224,20 +265,31 @@ impl<B: Backend> Transformer<B> {
     /// Checks that there is such a place and that it has this many bytes.
     fn check_cache(&mut self, place: CachePlace, actual: usize) -> Result<(), ForwardError> {
         match place {
-            CachePlace::Block(block) => self.check_block(block)?,
+            CachePlace::Block(block) => check_block(block, self.limits.kv_blocks)?,
+            CachePlace::Window(block) => check_block(block, self.window_blocks)?,
             CachePlace::State(slot) => self.slots.entry(slot).map(drop)?,
         }
         let expected = self.cache_bytes().map_or(0, |bytes| bytes.of(place));
         if actual == expected { Ok(()) } else { Err(ForwardError::CacheSize { actual, expected }) }
     }
 
-    fn check_block(&self, block: u32) -> Result<(), ForwardError> {
-        let blocks = self.limits.kv_blocks;
-        if block as usize >= blocks {
-            return Err(ForwardError::BlockOutOfRange { block, blocks });
+    /// Copies a block of the layers that keep something in `place` to another block there.
+    fn copy_to(&mut self, place: CachePlace, from: u32, to: u32) -> Result<(), ForwardError> {
+        let own = self.window_blocks > 0;
+        let head = self.draft_head.iter_mut().map(|head| &mut head.layer);
+        for layer in self.layers.iter_mut().chain(head) {
+            if let Mixer::Attention(attention) = &mut layer.mixer
+                && attention.is_in(place, own)
+            {
+                self.backend.copy_block(&mut attention.kv, from, to)?;
+            }
         }
         Ok(())
     }
+}
+
+fn check_block(block: u32, blocks: usize) -> Result<(), ForwardError> {
+    if (block as usize) < blocks { Ok(()) } else { Err(ForwardError::BlockOutOfRange { block, blocks }) }
 }
 
 impl<B: Backend> Model for Transformer<B> {
@@ -249,6 +301,10 @@ impl<B: Backend> Model for Transformer<B> {
         self.limits
     }
 
+    fn window_blocks(&self) -> usize {
+        self.window_blocks
+    }
+
     fn backend(&self) -> BackendInfo {
         self.backend.info()
     }
@@ -257,12 +313,13 @@ impl<B: Backend> Model for Transformer<B> {
         self.check(batch)?;
         self.check_states(batch)?;
         let (tokens, step) = (batch.tokens().len(), batch.step());
+        let windows = if self.window_blocks > 0 { batch.window_step() } else { step };
         let Transformer { backend, spec, buffers, .. } = self;
         let factors = spec.multipliers;
 
         backend.embed(&self.embedding, batch.tokens(), factors.embedding, &mut buffers.residual)?;
         for layer in &mut self.layers {
-            buffers.run(backend, spec, step, (&self.rope, self.full_rope.as_ref()), layer)?;
+            buffers.run(backend, spec, [step, windows], (&self.rope, self.full_rope.as_ref()), layer)?;
         }
         if let Some(head) = &mut self.draft_head {
             backend.norm_rows(&head.all_rows[..tokens], &buffers.residual, &self.norm, &mut head.hidden)?;
@@ -308,7 +365,7 @@ impl<B: Backend> Model for Transformer<B> {
         backend.norm_rows(hidden.rows(), from, &draft.hidden_norm, &mut draft.gathered)?;
         backend.norm_quantize(tokens, &draft.gathered, [None, None], None, input)?;
         backend.bit_linear(tokens, input, &draft.of_hidden, residual, 0, Some(1.0))?;
-        buffers.run(backend, spec, step, (&self.rope, None), &mut draft.layer)?;
+        buffers.run(backend, spec, [step; 2], (&self.rope, None), &mut draft.layer)?;
 
         let rows = batch.logit_rows();
         let (values, drawn) = logits.resize_with_drawn(rows.len(), spec.vocab);
@@ -334,14 +391,13 @@ impl<B: Backend> Model for Transformer<B> {
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
-        self.check_block(from.max(to))?;
-        let head = self.draft_head.iter_mut().map(|head| &mut head.layer);
-        for layer in self.layers.iter_mut().chain(head) {
-            if let Mixer::Attention(attention) = &mut layer.mixer {
-                self.backend.copy_block(&mut attention.kv, from, to)?;
-            }
-        }
-        Ok(())
+        check_block(from.max(to), self.limits.kv_blocks)?;
+        self.copy_to(CachePlace::Block(from), from, to)
+    }
+
+    fn copy_window(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        check_block(from.max(to), self.window_blocks)?;
+        self.copy_to(CachePlace::Window(from), from, to)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
@@ -355,10 +411,14 @@ impl<B: Backend> Model for Transformer<B> {
     }
 
     fn cache_bytes(&self) -> Option<CacheBytes> {
-        let mut bytes = CacheBytes { block: 0, state: 0 };
+        let own = self.window_blocks > 0;
+        let mut bytes = CacheBytes { block: 0, window: 0, state: 0 };
         for layer in &self.layers {
             match &layer.mixer {
-                Mixer::Attention(attention) => bytes.block += B::block_bytes(&attention.kv),
+                Mixer::Attention(a) if a.is_in(CachePlace::Window(0), own) => {
+                    bytes.window += B::block_bytes(&a.kv);
+                }
+                Mixer::Attention(a) => bytes.block += B::block_bytes(&a.kv),
                 Mixer::Delta(delta) => bytes.state += B::state_bytes(&delta.state),
             }
         }
@@ -367,9 +427,12 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn read_cache(&mut self, place: CachePlace, mut to: &mut [u8]) -> Result<(), ForwardError> {
         self.check_cache(place, to.len())?;
+        let own = self.window_blocks > 0;
         for layer in &mut self.layers {
             match (&mut layer.mixer, place) {
-                (Mixer::Attention(attention), CachePlace::Block(block)) => {
+                (Mixer::Attention(attention), CachePlace::Block(block) | CachePlace::Window(block))
+                    if attention.is_in(place, own) =>
+                {
                     let (part, rest) = to.split_at_mut(B::block_bytes(&attention.kv));
                     self.backend.read_block(&mut attention.kv, block, part)?;
                     to = rest;
@@ -387,9 +450,12 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn write_cache(&mut self, place: CachePlace, mut from: &[u8]) -> Result<(), ForwardError> {
         self.check_cache(place, from.len())?;
+        let own = self.window_blocks > 0;
         for layer in &mut self.layers {
             match (&mut layer.mixer, place) {
-                (Mixer::Attention(attention), CachePlace::Block(block)) => {
+                (Mixer::Attention(attention), CachePlace::Block(block) | CachePlace::Window(block))
+                    if attention.is_in(place, own) =>
+                {
                     let (part, rest) = from.split_at(B::block_bytes(&attention.kv));
                     self.backend.write_block(&mut attention.kv, block, part)?;
                     from = rest;
@@ -407,12 +473,13 @@ impl<B: Backend> Model for Transformer<B> {
 }
 
 impl<B: Backend> Buffers<B> {
-    /// Runs one layer on the residual stream. `ropes` are those of most layers and, if others slide, of full attention.
+    /// Runs one layer on the residual stream. `steps` say where tokens belong in layers with full attention and in sliding
+    /// ones. `ropes` are those of most layers and, if others slide, of full attention.
     fn run(
         &mut self,
         backend: &mut B,
         spec: &ModelSpec,
-        step: Step<'_>,
+        [step, windows]: [Step<'_>; 2],
         ropes: (&B::Rope, Option<&B::Rope>),
         layer: &mut Layer<B>,
     ) -> Result<(), KernelError> {
@@ -421,9 +488,12 @@ impl<B: Backend> Buffers<B> {
         match &mut layer.mixer {
             Mixer::Attention(attention) => {
                 let (qkv, attended) = (&mut self.qkv, &mut self.attended);
-                let rope = ropes.1.filter(|_| attention.window.is_none()).unwrap_or(ropes.0);
+                let (step, rope) = match attention.window {
+                    Some(_) => (windows.within(attention.window), ropes.0),
+                    None => (step, ropes.1.unwrap_or(ropes.0)),
+                };
                 attention.project_rope_store(backend, step, residual, input, rope, qkv)?;
-                backend.attention(step.within(attention.window), qkv, &attention.kv, attended)?;
+                backend.attention(step, qkv, &attention.kv, attended)?;
                 attention.gate(backend, tokens, qkv, attended)?;
                 let sum = Sum { factor, projected: self.projected.as_mut(), residual };
                 attention.output.project_add(backend, tokens, attended, &mut self.attended_quants, sum)?;

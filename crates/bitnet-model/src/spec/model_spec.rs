@@ -219,6 +219,16 @@ impl ModelSpec {
         self.windows.as_ref().filter(|windows| windows.slides[layer]).map(|windows| windows.width)
     }
 
+    /// Number of keys that a token attends to in the layers that slide; `None` if no layer does.
+    pub fn sliding_window(&self) -> Option<usize> {
+        self.windows.as_ref().filter(|windows| windows.slides.contains(&true)).map(|windows| windows.width)
+    }
+
+    /// Number of layers that slide.
+    pub fn sliding_layers(&self) -> usize {
+        self.windows.as_ref().map_or(0, |windows| windows.slides.iter().filter(|&&slides| slides).count())
+    }
+
     /// What this model needs of the CPU, because kernels for GPUs do not exist; `None` if it runs everywhere.
     pub fn cpu_only(&self) -> Option<&'static str> {
         match () {

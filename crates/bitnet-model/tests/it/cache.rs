@@ -54,6 +54,92 @@ fn what_is_copied_out_continues_a_text_in_another_model_of_the_same_weights() {
     }
 }
 
+/// A model whose sliding layers, three of four, have blocks of their own.
+fn windowed(kv: KvType) -> Transformer<Cpu> {
+    let (model, cpu) = (Synthetic::named("maple-tiny").unwrap(), Cpu::new(Isa::best(), 2).unwrap());
+    Transformer::load_with_windows(model.spec(), &model, cpu.keeping(kv), LIMITS, &mut |_, _| {}).unwrap()
+}
+
+/// As [`step`], with this table of sliding layers.
+fn window_step(
+    model: &mut dyn Model,
+    tokens: &[u32],
+    start: usize,
+    blocks: [&[u32]; 2],
+) -> Result<Vec<u32>, ForwardError> {
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    batch.push(tokens, start, blocks[0], tokens.len() - 1..tokens.len());
+    batch.set_windows(blocks[1]);
+    model.forward(&batch, &mut logits)?;
+    Ok(logits.row(0).iter().map(|x| x.to_bits()).collect())
+}
+
+#[test]
+fn a_text_goes_on_with_its_blocks_and_one_window_in_another_model_of_the_same_weights() {
+    let tokens: Vec<u32> = (0..140).map(|i| (i * i * 7 + 3) % 500).collect();
+    const NONE: u32 = u32::MAX;
+    for kv in KvType::ALL {
+        let mut whole = load("maple-tiny", kv);
+        step(&mut *whole, &tokens[..128], 0, &[0, 1], 0);
+        let expected = step(&mut *whole, &tokens[128..], 128, &[0, 1, 2], 0);
+        let mut first = windowed(kv);
+        let bytes = first.cache_bytes().unwrap();
+        assert_eq!((bytes.window, first.window_blocks()), (3 * bytes.block, 4));
+        // The second run gets the block that the first has left.
+        window_step(&mut first, &tokens[..70], 0, [&[0, 1], &[2, 0]]).unwrap();
+        window_step(&mut first, &tokens[70..128], 70, [&[0, 1], &[2, 0]]).unwrap();
+        let place = [CachePlace::Block(0), CachePlace::Block(1), CachePlace::Window(0)];
+        let parts = place.map(|place| read(&mut first, place));
+        first.copy_window(0, 3).unwrap();
+        let on = window_step(&mut first, &tokens[128..], 128, [&[0, 1, 2], &[NONE, 3, 2]]).unwrap();
+        assert_eq!(on, expected, "{kv}");
+        let mut second = windowed(kv);
+        second.write_cache(CachePlace::Block(3), &parts[0]).unwrap();
+        second.write_cache(CachePlace::Block(0), &parts[1]).unwrap();
+        second.write_cache(CachePlace::Window(2), &parts[2]).unwrap();
+        let on = window_step(&mut second, &tokens[128..], 128, [&[3, 0, 1], &[NONE, 2, 0]]).unwrap();
+        assert_eq!(on, expected, "{kv}");
+    }
+}
+
+#[test]
+fn a_run_without_blocks_for_its_window_is_refused() {
+    let mut model = windowed(KvType::F32);
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    batch.push(&[1], 70, &[0, 1], 0..1);
+    let error = model.forward(&batch, &mut logits).unwrap_err();
+    assert_eq!(error, ForwardError::WindowMissing { position: 70 });
+    assert!(error.is_refusal());
+    let error = window_step(&mut model, &[1], 70, [&[0, 1], &[0, 4]]).unwrap_err();
+    assert_eq!(error, ForwardError::BlockOutOfRange { block: 4, blocks: 4 });
+    let error = model.copy_window(0, 4).unwrap_err();
+    assert_eq!(error, ForwardError::BlockOutOfRange { block: 4, blocks: 4 });
+    let error = load("demo", KvType::F32).copy_window(0, 0).unwrap_err();
+    assert_eq!(error, ForwardError::BlockOutOfRange { block: 0, blocks: 0 });
+}
+
+#[test]
+fn blocks_of_sliding_layers_are_enough_for_every_sequence_and_never_more_than_the_others() {
+    for (window, rows, step) in [(1, 1, 1), (12, 1, 512), (512, 1, 512), (512, 32, 512), (4096, 8, 64)] {
+        let limits = |kv_blocks| Limits { max_tokens: step, max_logit_rows: rows, kv_blocks, state_slots: 0 };
+        let many = limits(1 << 20).window_blocks(window);
+        let (each, chunk) = (Batch::blocks_of_window(window, 1), Batch::blocks_of_window(window, step));
+        assert!(
+            many >= 2 * rows * each && many >= (rows - 1) * each + chunk,
+            "{window} {rows} {step}: {many}"
+        );
+        assert_eq!(limits(5).window_blocks(window), 5.min(many));
+    }
+    // Any run of that many tokens fits, wherever it begins.
+    for (window, tokens) in [(1, 1), (1, 64), (2, 63), (12, 1), (64, 1), (65, 1), (66, 1), (100, 200)] {
+        let touched = (0..1000).map(|start| {
+            let end = usize::div_ceil(start + tokens, Batch::BLOCK_TOKENS);
+            end - Batch::first_block(window, start / Batch::BLOCK_TOKENS * Batch::BLOCK_TOKENS)
+        });
+        assert_eq!(touched.max(), Some(Batch::blocks_of_window(window, tokens)), "{window} {tokens}");
+    }
+}
+
 #[test]
 fn parts_of_the_wrong_size_or_place_are_refused() {
     let mut model = load("hybrid-tiny", KvType::F32);

@@ -40,6 +40,7 @@ impl Stepper<'_> {
                 0 => self.batch.push(&[0; 48][..load.prefill], 0, &[0], load.prefill - 1..load.prefill),
                 rows => self.batch.push(&[0; 16][..rows], CALIBRATED, &[0], 0..rows),
             }
+            self.batch.set_windows(&[0]);
             // Look only at the highest logits. The cost of all logits, and of drawing on a device, is learned when
             // requests arrive.
             self.batch.want(|_| Wanted::Top(1));

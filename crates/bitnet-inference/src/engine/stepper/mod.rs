@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use bitnet_kernels::DeviceStatus;
-use bitnet_model::{Batch, ForwardError, Logits, Model};
+use bitnet_model::{Batch, CachePlace, ForwardError, Logits, Model};
 
 pub use counts::{Draws, StepFaults, StepTimes};
 
@@ -129,14 +129,19 @@ impl<'m> Stepper<'m> {
         let mut failed_blocks = Vec::new();
         for &(from, to) in &plan.copies {
             if let Err(error) = self.model.copy_block(from, to) {
-                failed_blocks.push((to, error));
+                failed_blocks.push((CachePlace::Block(to), error));
             }
             self.copy_drafted_block(from, to);
         }
+        for &(from, to) in &plan.window_copies {
+            if let Err(error) = self.model.copy_window(from, to) {
+                failed_blocks.push((CachePlace::Window(to), error));
+            }
+        }
         let failed_states = self.copy_states(plan);
         self.passes(scheduler, &plan.runs, outcome);
-        for (block, error) in failed_blocks {
-            let reads = |run: &PlannedRun| scheduler.sequence(run).table.contains(&block);
+        for (place, error) in failed_blocks {
+            let reads = |run: &PlannedRun| scheduler.sequence(run).reads(place);
             let at = plan.runs.iter().position(reads).expect("a copy is made for a run");
             outcome.runs[at] = self.failed(error.into());
         }
@@ -261,6 +266,9 @@ impl<'m> Stepper<'m> {
             let end = run.start + run.len;
             let table = &s.table[..end.div_ceil(Batch::BLOCK_TOKENS)];
             self.batch.push(&s.tokens[run.start..end], run.start, table, run.len - run.rows..run.len);
+            if !s.windows.is_empty() {
+                self.batch.set_windows(&s.windows[..table.len()]);
+            }
             s.state.into_iter().for_each(|state| self.batch.set_state(state));
             self.batch.want(|row| needed(s, end + 1 + row - run.rows, vocab, scheduler.eos()));
             let mut reached = true;

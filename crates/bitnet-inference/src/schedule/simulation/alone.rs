@@ -45,7 +45,8 @@ impl World {
         config.logit_bias.retain(|(token, _)| (*token as usize) < VOCAB);
         let config = &config;
         let recurrent = self.scheduler.config.state_slots > 0;
-        let mut oracle = if recurrent { Oracle::recurrent() } else { Oracle::default() };
+        let oracle = if recurrent { Oracle::recurrent() } else { Oracle::default() };
+        let mut oracle = oracle.within(self.window);
         let (mut row, mut sampler) = (vec![0.0; VOCAB], Sampler::new(VOCAB));
         let mut matcher = StopMatcher::new(&config.stop_strings);
         let mut out = Vec::new();

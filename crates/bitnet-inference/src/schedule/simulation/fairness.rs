@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::schedule::plan::MAX_BYPASS;
+use crate::schedule::windows::Blocks;
 
 /// The state of a sequence before a plan.
 struct Stood {
@@ -98,8 +99,8 @@ impl World {
             let ahead = went.clone().filter(|other| other.key > s.key && other.id != first).count() as u32;
             let times = self.overtaken.entry(s.id).or_default();
             *times += ahead;
-            let available = self.scheduler.pool.available();
-            let shares = self.scheduler.prompt_leader(s.slot).is_some();
+            let available = self.scheduler.available();
+            let shares = self.scheduler.shared(s.slot).is_some();
             let aged = waits.aged;
             let fits = self.scheduler.fits(waits, shares, available);
             if ahead > 0 && (aged || fits || *times > MAX_BYPASS) {
@@ -116,14 +117,17 @@ impl World {
     }
 
     /// Number of blocks that would be free if the plan had no drafts.
-    fn available_without_drafts(&self, plan: &Plan, stood: &[Stood]) -> usize {
+    fn available_without_drafts(&self, plan: &Plan, stood: &[Stood]) -> Blocks {
         let taken = |run: &PlannedRun| {
             let before = stood.iter().find(|s| s.slot == run.slot).map_or(0, |s| s.blocks);
             let without = (run.start + run.len - run.drafts).div_ceil(Batch::BLOCK_TOKENS);
             seq(&self.scheduler.slots, run.slot).table.len().saturating_sub(before.max(without))
         };
         let drafting = plan.runs.iter().filter(|run| run.drafts > 0);
-        self.scheduler.pool.available() + drafting.map(taken).sum::<usize>()
+        let more = drafting.map(taken).sum();
+        // Both tables of a sequence end with the same block.
+        let windows = if self.scheduler.window.is_some() { more } else { 0 };
+        self.scheduler.available() + Blocks { full: more, windows }
     }
 
     /// Number of tokens that a running sequence has to compute, without drafts.
@@ -137,7 +141,7 @@ impl World {
         for &slot in &self.scheduler.running {
             let s = seq(&self.scheduler.slots, slot);
             let planned = plan.runs.iter().any(|run| run.slot == slot);
-            if !planned && Self::pending(s) == 1 && self.scheduler.missing(s, 1) <= available {
+            if !planned && Self::pending(s) == 1 && self.scheduler.missing(s, 1).fit(available) {
                 return Err(format!("{:?} decodes and is not planned", s.id));
             }
         }
@@ -153,11 +157,13 @@ impl World {
         let Some(&slot) = running.iter().find(prompt) else { return Ok(()) };
         let s = seq(slots, slot);
         let real = Pacer::MIN_CHUNK.min(Self::pending(s)).min(config.max_tokens - plan.load.decodes);
-        let real = real.min(self.scheduler.until_snapshot(s));
+        let real = real.min(self.scheduler.until_snapshot(s)).min(self.scheduler.longest_run());
         match plan.runs.iter().find(|run| run.slot == slot) {
             Some(run) if run.len < real => Err(format!("{:?} gets {} tokens of {real}", s.id, run.len)),
-            None if self.scheduler.missing(s, Self::pending(s).min(config.max_tokens))
-                <= self.available_without_drafts(plan, stood) =>
+            None if self
+                .scheduler
+                .missing(s, Self::pending(s).min(config.max_tokens))
+                .fit(self.available_without_drafts(plan, stood)) =>
             {
                 Err(format!("{:?} gets no tokens of its prompt", s.id))
             }
@@ -174,7 +180,7 @@ impl World {
         let first = waiting.iter().copied().find(|&slot| self.scheduler.eligible(slot));
         let Some(slot) = first.filter(|&slot| self.could_go(slot, stood)) else { return Ok(()) };
         let s = seq(slots, slot);
-        let shared = self.scheduler.prompt_leader(slot).is_some();
+        let shared = self.scheduler.shared(slot).is_some();
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let capacity = plan.tokens() - drafts < config.max_tokens && rows - drafts < config.max_rows;
         // Other prompts may use up the prompt tokens that the goal between tokens allows.
@@ -187,7 +193,7 @@ impl World {
         let available = self.available_without_drafts(plan, stood);
         if capacity && !prompts && self.scheduler.fits(s, shared, available) {
             return Err(format!(
-                "{:?} is first in the queue, has room and is not admitted: {available} blocks, {} of {} places, {:?}",
+                "{:?} is first in the queue, has room and is not admitted: {available:?}, {} of {} places, {:?}",
                 s.id,
                 running.len(),
                 pace.batch_size(),

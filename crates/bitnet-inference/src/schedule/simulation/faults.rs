@@ -50,10 +50,16 @@ pub(super) enum Planted {
     LateCopyOut,
     LostAdoption,
     ForgottenFetch,
+    NarrowWindow,
+    EarlyWindow,
+    StaleWindow,
+    FreedWindow,
+    WrongWindow,
+    UncopiedWindow,
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 46] = [
+    pub(super) const ALL: [Planted; 52] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -100,6 +106,12 @@ impl Planted {
         Planted::LateCopyOut,
         Planted::LostAdoption,
         Planted::ForgottenFetch,
+        Planted::NarrowWindow,
+        Planted::EarlyWindow,
+        Planted::StaleWindow,
+        Planted::FreedWindow,
+        Planted::WrongWindow,
+        Planted::UncopiedWindow,
     ];
 }
 
@@ -111,6 +123,9 @@ impl World {
     pub(super) fn sabotage_plan(&mut self, plan: &mut Plan) {
         if self.strikes(Planted::UncopiedWrite) {
             plan.copies.clear();
+        }
+        if self.planted == Some(Planted::UncopiedWindow) {
+            plan.window_copies.clear();
         }
         if self.strikes(Planted::UncopiedState) {
             plan.states.clear();
@@ -133,7 +148,7 @@ impl World {
             (Some(Planted::StarvedOldest), Some(slot)) => plan.runs.retain(|run| run.slot != slot),
             (Some(Planted::QueueJumper), _) if scheduler.waiting.len() > 1 => {
                 let slot = scheduler.waiting[scheduler.waiting.len() - 1];
-                let available = scheduler.pool.available();
+                let available = scheduler.available();
                 if scheduler.fits(seq(&scheduler.slots, slot), false, available) {
                     scheduler.waiting.pop();
                     scheduler.start(slot, None, self.now);
@@ -195,7 +210,7 @@ impl World {
         }
         if self.planted == Some(Planted::CopiedPrompt) {
             let Scheduler { waiting, slots, .. } = &mut self.scheduler;
-            waiting.iter().for_each(|&slot| seq_mut(slots, slot).own_text(0));
+            waiting.iter().for_each(|&slot| seq_mut(slots, slot).own_text(0, false));
         }
     }
 
@@ -247,11 +262,38 @@ impl World {
         }
     }
 
+    /// Applied after a step to the blocks of sliding layers.
+    fn sabotage_windows(&mut self) {
+        let Scheduler { windows, slots, running, .. } = &mut self.scheduler;
+        let Some(s) = running.first().map(|&slot| seq_mut(slots, slot)) else { return };
+        let held = &mut s.windows[s.passed..];
+        let Some(&first) = held.first() else { return };
+        match self.planted {
+            Some(Planted::EarlyWindow) => {
+                windows.release(first);
+                s.passed += 1;
+            }
+            Some(Planted::StaleWindow) => held.reverse(),
+            Some(Planted::FreedWindow) => {
+                let shared = held.iter().find(|&&block| windows.refs(block) > 1);
+                shared.into_iter().for_each(|&block| windows.release(block));
+            }
+            Some(Planted::WrongWindow) => {
+                let other = self.prompts.iter().rev().find(|p| p.len() >= BLOCK);
+                if let Some(other) = other {
+                    windows.publish(held[held.len() - 1], Chain::Root(s.request.salt), &other[..BLOCK]);
+                }
+            }
+            _ => {}
+        }
+    }
+
     pub(super) fn sabotage_state(&mut self) {
         if self.planted.is_none() || !self.rng.one_in(10) {
             return;
         }
         self.sabotage_slots();
+        self.sabotage_windows();
         let Scheduler { pool, slots, running, waiting, .. } = &mut self.scheduler;
         let some = running.first().map(|&slot| seq_mut(slots, slot));
         match (self.planted, some) {

@@ -1,8 +1,9 @@
 //! Random schedules of submissions, cancellations, pauses, deadlines, drains, aborts and faults under tiny limits, each
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
-//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state. Half of the
-//! seeds have a tier below memory, whose shelf they share with a second scheduler that runs at the same time, as another
-//! process would; most of these have host memory above the shelf.
+//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state, half of all
+//! seeds one whose sliding layers have blocks of their own. Half of the seeds have a tier below memory, whose shelf they
+//! share with a second scheduler that runs at the same time, as another process would; most of these have host memory
+//! above the shelf.
 //! `BITNET_SIM_SEEDS` sets the number of schedules,
 //! `BITNET_SIM_FIRST` the first seed; a failure reports its own.
 
@@ -92,6 +93,10 @@ struct World {
     /// Whether a step both had drafts and admitted a sequence.
     drafted_beside_admission: bool,
     context: usize,
+    /// Number of keys in the model's window; 0 if it has none.
+    window: usize,
+    /// Whether a sequence gave blocks of its window back.
+    passed: bool,
     planted: Option<Planted>,
     /// Prompts of earlier requests, used as prefixes of new ones.
     prompts: Vec<Vec<u32>>,
@@ -179,13 +184,22 @@ impl World {
             eos: vec![EOS],
             text: Some(Arc::new(Letters)),
         };
+        // Worlds that share a shelf have the same window.
+        let window = if seed / 4 % 2 == 1 { [1, 30, 64, 100][(seed / 8 % 4) as usize] } else { 0 };
+        let mut model = HashModel::new(VOCAB, context, limits).with_hook(failures(seed, recurrent));
+        if window > 0 {
+            let blocks = Batch::blocks_of_window(window, 1) + Rng(mix(seed, 4) >> 1).below(8);
+            model = model.with_window(window, blocks);
+        }
+        let known = WindowCache::of(&model).map(|known| match planted {
+            Some(Planted::NarrowWindow) => WindowCache { width: window.div_ceil(2), ..known },
+            _ => known,
+        });
         World {
             rng,
             now: 0,
-            scheduler: Scheduler::new(config),
-            stepper: Stepper::new(Box::new(
-                HashModel::new(VOCAB, context, limits).with_hook(failures(seed, recurrent)),
-            )),
+            scheduler: Scheduler::new(config).with_windows(known),
+            stepper: Stepper::new(Box::new(model)),
             requests: BTreeMap::new(),
             received: HashMap::new(),
             cancelled: Vec::new(),
@@ -197,6 +211,8 @@ impl World {
             waited_to_go_on: false,
             drafted_beside_admission: false,
             context,
+            window,
+            passed: false,
             planted,
             prompts: vec![vec![1]],
             paused: false,
@@ -210,6 +226,7 @@ impl World {
     fn sharing(mut self, store: &Store, seed: u64) -> World {
         let mut shelf: Box<dyn Shelf> = Box::new(SimShelf::new(Arc::clone(store), seed, self.planted));
         let bytes = self.stepper.model().cache_bytes().expect("a hash model's cache can be copied out");
+        let bytes = WindowCache::of(self.stepper.model()).map_or(bytes, |window| window.parts(bytes));
         if seed % 16 >= 6 {
             let limit = (bytes.block + bytes.state) * (2 + Rng(mix(seed, 11) >> 1).below(24));
             shelf = Box::new(HostMemory::new(limit as u64, Some(shelf), Arc::new(|| {})));
@@ -347,8 +364,8 @@ impl World {
         if live > 0 || ended != submitted {
             return Err(format!("{submitted} were submitted, {ended} have ended, {live} live after {of}"));
         }
-        let pool = self.scheduler.pool();
-        if pool.available() != pool.total() || self.scheduler.states_used() > 0 {
+        let lost = |pool: &BlockPool| pool.available() != pool.total();
+        if lost(self.scheduler.pool()) || lost(self.scheduler.windows()) || self.scheduler.states_used() > 0 {
             return Err(format!("blocks or states are lost after {of}"));
         }
         Ok(())
@@ -375,6 +392,7 @@ impl World {
             self.now += self.outcome.micros;
             self.sabotage_outcome(&real);
             self.scheduler.commit(self.now, &real, &mut self.outcome);
+            self.passed |= self.scheduler.slots.iter().flatten().any(|s| s.passed > 0);
             self.sabotage_state();
             self.tier.iter_mut().for_each(|tier| tier.after_step(1000));
         } else if self.tier.is_some() {
@@ -464,6 +482,8 @@ impl World {
             ("drain", world.drained),
             ("abort", !world.aborted.is_empty()),
             ("snapshot", recurrent && counts.prefix_hits > 0),
+            ("given back", world.passed),
+            ("hit with a window", world.window > 1 && counts.prefix_hits > 0),
             ("drafts rolled back", recurrent && counts.drafted > counts.accepted),
             ("lost state", world.stepper.faults().rolled_back > 0),
             ("read from a shelf", tier.hit_tokens > 0),
