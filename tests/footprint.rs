@@ -46,20 +46,24 @@ struct Load {
     kv: KvType,
     threads: usize,
     all_logits: bool,
+    /// Whether sliding layers have blocks of their own.
+    windows: bool,
 }
 
 /// The bytes that loading a model allocates beyond the estimate.
 fn beyond(source: &Synthetic, load: Load) -> isize {
-    let Load { limits, kv, threads, all_logits } = load;
+    let Load { limits, kv, threads, all_logits, windows } = load;
     let mut cpu = Cpu::new(Isa::best(), threads).unwrap().keeping(kv);
     if all_logits {
         cpu = cpu.for_all_logits();
     }
     // Threads allocate when they first work.
     cpu.peak_products();
-    let estimated = ModelFootprint::new(&cpu, source.spec(), source).bytes(limits);
+    let footprint = ModelFootprint::new(&cpu, source.spec(), source);
+    let estimated = if windows { footprint.with_windows() } else { footprint }.bytes(limits);
+    let load = if windows { Transformer::load_with_windows } else { Transformer::load };
     let before = HELD.load(Relaxed);
-    let model = Transformer::load(source.spec(), source, cpu, limits, &mut |_, _| {}).unwrap();
+    let model = load(source.spec(), source, cpu, limits, &mut |_, _| {}).unwrap();
     let allocated = HELD.load(Relaxed) - before;
     drop(model);
     // The estimate includes the logits, which the caller allocates, but not the list of slots.
@@ -87,7 +91,7 @@ fn on_the_cpu() {
         let source = Synthetic::of(spec.clone());
         let states = if spec.state_bytes() > 0 { 5 } else { 0 };
         let limits = Limits { max_tokens: 70, max_logit_rows: 6, kv_blocks: 3, state_slots: states };
-        let plain = Load { limits, kv: KvType::F32, threads: 1, all_logits: false };
+        let plain = Load { limits, kv: KvType::F32, threads: 1, all_logits: false, windows: false };
         // The first time, this thread allocates what it keeps for channels.
         beyond(&source, plain);
         let structures = beyond(&source, plain);
@@ -98,6 +102,9 @@ fn on_the_cpu() {
         for kv in KvType::ALL {
             assert_eq!(beyond(&source, Load { kv, limits: larger, ..plain }), structures, "{name} {kv}");
         }
+        // More blocks than windows need.
+        let windows = Load { windows: true, limits: Limits { kv_blocks: 40, ..limits }, ..plain };
+        assert_eq!(beyond(&source, windows), structures, "{name}, windows");
         assert_eq!(beyond(&source, Load { threads: 2, ..plain }), structures, "{name}, two threads");
         let without_copy = structures - beyond(&source, Load { all_logits: true, ..plain });
         assert!((0..256).contains(&without_copy), "{name} without a copy of the head: {without_copy}");

@@ -54,6 +54,10 @@ pub struct Want {
     pub states: usize,
     /// Minimum number of state slots, if the model has recurrent layers.
     pub least_states: usize,
+    /// Whether a sequence keeps only the window of sliding layers, in blocks of their own. The engine does; a program that
+    /// computes steps itself must then give every run a table of these blocks
+    /// ([`Batch::set_windows`](bitnet_model::Batch::set_windows)).
+    pub windows: bool,
 }
 
 impl Want {
@@ -65,6 +69,7 @@ impl Want {
             states: sequences + sequences.max(SNAPSHOTS),
             // With fewer slots than sequences, some sequences wait.
             least_states: 1,
+            windows: true,
             ..Want::sequences(sequences, context).drafting(drafts)
         }
     }
@@ -81,6 +86,7 @@ impl Want {
             least: tokens,
             states: sequences,
             least_states: sequences,
+            windows: false,
         }
     }
 
@@ -352,12 +358,14 @@ fn on<B: Footprint + 'static>(
     let own = backend()?;
     let spec = ModelSpec { draft_head: head, ..checkpoint.spec.clone() };
     let footprint = ModelFootprint::new(&own, &spec, &*checkpoint.tensors);
+    let footprint = if want.windows { footprint.with_windows() } else { footprint };
     let smaller = draft.model.as_ref().map(|model| ModelFootprint::new(&own, &model.spec, &*model.tensors));
     let bytes = |limits| {
         footprint.bytes(limits) + smaller.as_ref().map_or(0, |smaller| smaller.bytes(without_states(limits)))
     };
     let (weights, plan) = (footprint.weights(), plan(memory, &spec, &bytes, want)?);
-    let model = Transformer::load(&spec, &*checkpoint.tensors, own, plan.limits, progress)?;
+    let load = if want.windows { Transformer::load_with_windows } else { Transformer::load };
+    let model = load(&spec, &*checkpoint.tensors, own, plan.limits, progress)?;
     let drafter: Option<Box<dyn Drafter>> = match &draft.model {
         Some(smaller) => {
             let limits = without_states(plan.limits);
@@ -395,6 +403,9 @@ pub struct Plan {
     pub bytes: Option<u64>,
     /// Bytes of a sequence's recurrent state; 0 in a model without recurrent layers.
     pub state_bytes: usize,
+    /// Number of blocks of sliding layers, of which a sequence keeps only a window; 0 if these keep all tokens, in the
+    /// blocks of the other layers.
+    pub window_blocks: usize,
 }
 
 impl Plan {
@@ -422,6 +433,13 @@ impl fmt::Display for Plan {
         if state_slots > 0 {
             let each = self.state_bytes as f64 / 1e6;
             write!(f, "; {state_slots} recurrent states of {each:.1} MB, one for each sequence or snapshot")?;
+        }
+        if self.window_blocks > 0 {
+            write!(
+                f,
+                "; {} blocks of sliding layers, for the last tokens of each sequence",
+                self.window_blocks
+            )?;
         }
         Ok(())
     }
@@ -470,7 +488,10 @@ fn plan(
     let state_slots = state_slots.max(least_states);
     let kv_blocks = most(most_blocks, |blocks| bytes(step, blocks, state_slots) <= budget);
     let bytes = Some(bytes(step, kv_blocks, state_slots));
-    Ok(Plan { limits: limits(step, kv_blocks, state_slots), context: spec.context, bytes, state_bytes })
+    let limits = limits(step, kv_blocks, state_slots);
+    let window = spec.sliding_window().filter(|_| want.windows);
+    let window_blocks = window.map_or(0, |window| limits.window_blocks(window));
+    Ok(Plan { limits, context: spec.context, bytes, state_bytes, window_blocks })
 }
 
 /// The largest number up to `limit` that fits, if all smaller ones do; 0 if none does.
@@ -488,7 +509,7 @@ fn most(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use bitnet_kernels::DeltaShape;
+    use bitnet_kernels::{DeltaShape, KvShape};
     use bitnet_model::{Hybrid, Synthetic, TensorSource};
 
     use super::*;
@@ -507,6 +528,7 @@ mod tests {
     ) -> Result<Plan, Error> {
         let cpu = Cpu::new(Isa::best(), 1)?;
         let footprint = ModelFootprint::new(&cpu, spec, tensors);
+        let footprint = if want.windows { footprint.with_windows() } else { footprint };
         plan((Some(Memory::Bytes(memory)), None), spec, &|limits| footprint.bytes(limits), want)
     }
 
@@ -543,6 +565,38 @@ mod tests {
                 assert!(part.state_slots * 3 > whole.limits.state_slots, "{part:?}");
                 assert!(part.kv_blocks * 4 > whole.limits.kv_blocks, "{part:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_sequence_of_32768_tokens_of_maple_takes_424_mb_instead_of_1611() {
+        let maple = Synthetic::named("maple-20b").unwrap();
+        let spec = maple.spec();
+        let shape = KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
+        let (layer, sliding) = (shape.cpu_bytes(KvType::F16), spec.sliding_layers());
+        let blocks = 32_768 / Batch::BLOCK_TOKENS;
+        let window = Batch::blocks_of_window(spec.sliding_window().unwrap(), 1);
+        let own = (blocks * (spec.layers - sliding) + window * sliding) * layer;
+        assert_eq!((window, own, blocks * spec.layers * layer), (9, 423_886_848, 1_610_612_736));
+    }
+
+    #[test]
+    fn long_sequences_of_maple_take_less_than_a_third_of_what_full_attention_would() {
+        let maple = Synthetic::named("maple-20b").unwrap();
+        for sequences in [1, 8, 32] {
+            let of = |windows, context| {
+                let want = Want { windows, ..Want::engine(sequences, 0, context) };
+                planned_on_cpu(1 << 45, maple.spec(), &maple, want).unwrap()
+            };
+            // What a longer context takes, beside the same weights and steps; tables of rope take 32 MB of it.
+            let cache = |windows| of(windows, 32_768).bytes.unwrap() - of(windows, 64).bytes.unwrap();
+            let (windows, full) = (cache(true), cache(false));
+            assert!(3 * windows < full, "{sequences} sequences: {windows} of {full}");
+            let plan = of(true, 32_768);
+            assert!(plan.window_blocks < plan.limits.kv_blocks, "{plan}");
+            assert!(plan.to_string().contains("blocks of sliding layers"), "{plan}");
+            // However little memory there is, a sequence never takes more than with full attention.
+            assert!(of(true, 64).bytes <= of(false, 64).bytes);
         }
     }
 

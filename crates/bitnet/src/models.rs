@@ -66,7 +66,9 @@ impl Model {
         config: EngineConfig,
     ) -> Result<Model, Error> {
         let (limits, spec) = (weights.limits(), weights.spec());
-        let plan = Plan { limits, context: spec.context, bytes: None, state_bytes: spec.state_bytes() };
+        let (context, state_bytes) = (spec.context, spec.state_bytes());
+        let window_blocks = weights.window_blocks();
+        let plan = Plan { limits, context, bytes: None, state_bytes, window_blocks };
         Model::start_planned(opened.into(), weights, drafter, plan, config)
     }
 

@@ -17,8 +17,13 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
 fn sequence(spec: &ModelSpec) -> String {
     let kv = KvType::default();
     let layer = KvShape { blocks: 1, kv_heads: spec.kv_heads, head_dim: spec.head_dim }.cpu_bytes(kv);
-    let (tokens, block) = (Batch::BLOCK_TOKENS, spec.cached_layers() * layer);
-    let blocks = format!("blocks of {tokens} tokens with {block} bytes each ({kv})");
+    let (tokens, sliding) = (Batch::BLOCK_TOKENS, spec.sliding_layers());
+    let block = (spec.cached_layers() - sliding) * layer;
+    let mut blocks = format!("blocks of {tokens} tokens with {block} bytes each ({kv})");
+    if let Some(window) = spec.sliding_window() {
+        let (most, own) = (Batch::blocks_of_window(window, 1), sliding * layer);
+        blocks += &format!(", and for sliding layers up to {most} blocks with {own} bytes each");
+    }
     match spec.state_bytes() {
         0 => blocks,
         state => format!("{blocks}, and a recurrent state of {state} bytes"),

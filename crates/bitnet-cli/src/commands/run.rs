@@ -54,7 +54,7 @@ pub fn run(common: &Common, args: &RunArgs) -> Result<(), CliError> {
     let draft = args.speculation.open(checkpoint)?;
     let drafts = draft.most(args.speculation.speculate.into());
     let step = prompt.len().min(STEP).max(1 + drafts);
-    let want = Want { step, least, ..Want::sequences(1, tokens).drafting(drafts) };
+    let want = Want { step, least, windows: true, ..Want::sequences(1, tokens).drafting(drafts) };
     // What a folder can keep of recurrent layers are snapshots.
     let snapshots = if args.cache.cache_dir.is_some() { SNAPSHOTS } else { 0 };
     let want = Want { states: want.states + snapshots, ..want };

@@ -24,6 +24,7 @@ pub struct ModelFootprint<'a, B> {
     backend: &'a B,
     spec: &'a ModelSpec,
     weights: Vec<Weight>,
+    windows: bool,
 }
 
 /// Sizes of a model's weights in memory, in bytes.
@@ -53,7 +54,13 @@ impl<'a, B: Footprint> ModelFootprint<'a, B> {
         let entries = tensors.entries().iter().chain(tensors.draft_head());
         let entries = entries.map(|entry| (entry.name.as_str(), entry)).collect();
         let weights = weights(spec, &entries, backend.shortlists());
-        ModelFootprint { backend, spec, weights }
+        ModelFootprint { backend, spec, weights, windows: false }
+    }
+
+    /// The same with blocks that only sliding layers use, as [`crate::Transformer::load_with_windows`] loads a model.
+    #[must_use]
+    pub fn with_windows(self) -> Self {
+        ModelFootprint { windows: true, ..self }
     }
 
     /// Sizes of the weights.
@@ -75,7 +82,7 @@ impl<'a, B: Footprint> ModelFootprint<'a, B> {
         let spec = self.spec;
         let context = context(spec, limits);
         let mut held: Vec<Held> = self.weights.iter().map(|weight| weight.held).collect();
-        cache(spec, limits, context, &mut held);
+        cache(spec, limits, (context, self.windows), &mut held);
         buffers(spec, limits, &mut held);
         let size = step_size(spec, limits, context);
         let each: usize = held.iter().map(|held| self.backend.bytes(held)).sum();
@@ -167,10 +174,13 @@ fn weights(spec: &ModelSpec, entries: &HashMap<&str, &TensorEntry>, shortlists: 
 }
 
 /// What sequences keep, and the rotary tables.
-fn cache(spec: &ModelSpec, limits: Limits, context: usize, held: &mut Vec<Held>) {
-    let (blocks, slots) = (limits.kv_blocks, limits.state_slots);
-    let kv = KvShape { blocks, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
-    held.extend((0..spec.cached_layers()).map(|_| Held::Kv(kv)));
+fn cache(spec: &ModelSpec, limits: Limits, (context, windows): (usize, bool), held: &mut Vec<Held>) {
+    let slots = limits.state_slots;
+    let kv = |blocks| Held::Kv(KvShape { blocks, kv_heads: spec.kv_heads, head_dim: spec.head_dim });
+    let own = spec.sliding_window().filter(|_| windows).map(|window| kv(limits.window_blocks(window)));
+    let sliding = own.map_or(0, |_| spec.sliding_layers());
+    held.extend((sliding..spec.cached_layers()).map(|_| kv(limits.kv_blocks)));
+    held.extend((0..sliding).filter_map(|_| own));
     if let Some(shape) = spec.delta() {
         held.extend((0..spec.recurrent_layers()).map(|_| Held::State { shape, slots }));
     }

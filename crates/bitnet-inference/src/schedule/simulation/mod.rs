@@ -1,7 +1,7 @@
 //! Random schedules of submissions, cancellations, pauses, deadlines, drains, aborts and faults under tiny limits, each
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
-//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state, half of all
-//! seeds one whose sliding layers have blocks of their own. Half of the seeds have a tier below memory, whose shelf they
+//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state, a quarter of
+//! all seeds one whose sliding layers have blocks of their own. Half of the seeds have a tier below memory, whose shelf they
 //! share with a second scheduler that runs at the same time, as another process would; most of these have host memory
 //! above the shelf.
 //! `BITNET_SIM_SEEDS` sets the number of schedules,
@@ -185,7 +185,7 @@ impl World {
             text: Some(Arc::new(Letters)),
         };
         // Worlds that share a shelf have the same window.
-        let window = if seed / 4 % 2 == 1 { [1, 30, 64, 100][(seed / 8 % 4) as usize] } else { 0 };
+        let window = if seed % 16 / 4 == 1 { [1, 30, 64, 100][(seed / 16 % 4) as usize] } else { 0 };
         let mut model = HashModel::new(VOCAB, context, limits).with_hook(failures(seed, recurrent));
         if window > 0 {
             let blocks = Batch::blocks_of_window(window, 1) + Rng(mix(seed, 4) >> 1).below(8);
