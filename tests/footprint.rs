@@ -2,7 +2,12 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicIsize, Ordering::Relaxed},
+    sync::{
+        atomic::{AtomicIsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
 };
 
 use bitnet_kernels::{Cpu, Footprint, Isa, KvType, gpu::Gpu};
@@ -73,6 +78,14 @@ fn beyond(source: &Synthetic, load: Load) -> isize {
 
 /// On the CPU, everything that depends on sizes is exact; beyond it are only the structures, whose sizes are fixed.
 fn on_the_cpu() {
+    // When it first waits for a channel, a thread allocates what it keeps for all later waits, and loading may wait.
+    let (send, receive) = mpsc::channel();
+    let late = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        send.send(())
+    });
+    receive.recv().unwrap();
+    late.join().unwrap().unwrap();
     let mut families = 0;
     let mut specs: Vec<(String, ModelSpec)> = Vec::new();
     for form in all_forms() {
@@ -92,8 +105,6 @@ fn on_the_cpu() {
         let states = if spec.state_bytes() > 0 { 5 } else { 0 };
         let limits = Limits { max_tokens: 70, max_logit_rows: 6, kv_blocks: 3, state_slots: states };
         let plain = Load { limits, kv: KvType::F32, threads: 1, all_logits: false, windows: false };
-        // The first time, this thread allocates what it keeps for channels.
-        beyond(&source, plain);
         let structures = beyond(&source, plain);
         // Less than 4 KiB for each layer, and for what is outside the layers.
         let most = 4096 * (spec.layers as isize + 2);
