@@ -51,7 +51,7 @@ fn requests(vocab: u32) -> Vec<Request> {
         let config = GenerationConfig {
             max_new_tokens: 20 + 7 * (i % 5),
             temperature: [0.0, 0.8][i % 2],
-            logprobs: (i % 3 == 0).then_some(2),
+            logprobs: i.is_multiple_of(3).then_some(2),
             // Texts that repeat a token, so that drafts are right.
             logit_bias: if i % 4 == 2 { vec![(7, 100.0)] } else { Vec::new() },
             n: if i % 6 == 5 { 3 } else { 1 },

@@ -40,7 +40,8 @@ macro_rules! opaque_debug {
 /// Implements operations of [`Backend`] by the type's own methods of the same names.
 macro_rules! by_methods {
     ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
-        $(fn $name(&mut self, $($arg: $type),*) -> Result<by_methods!(@result $($result)?), KernelError> {
+        $(#[allow(clippy::needless_question_mark, reason = "a GPU's methods have errors of their own")]
+        fn $name(&mut self, $($arg: $type),*) -> Result<by_methods!(@result $($result)?), KernelError> {
             Ok(Self::$name(self, $($arg),*)?)
         })*
     };

@@ -278,7 +278,7 @@ fn a_gpu_that_cannot_be_used_leaves_the_work_to_the_cpu_with_one_line_of_reasons
 #[test]
 fn a_gpu_that_was_asked_for_and_is_refused_is_an_error_and_never_the_cpu() {
     for (open, why) in REFUSED {
-        let error = load("cuda", open).err().expect("it cannot be used");
+        let error = load("cuda", open).expect_err("it cannot be used");
         assert!(error.to_string().contains(why), "{error}");
     }
 }
