@@ -15,6 +15,17 @@ struct Stood {
     paused: bool,
     computed: usize,
     blocks: usize,
+    /// Number of cached blocks of its text that it could use, if it waited.
+    usable: usize,
+}
+
+impl Stood {
+    /// Whether a waiting sequence finds as much of its text in the cache as before. With less it may fit where it did not: from
+    /// its beginning, a text needs no window.
+    fn finds_the_same(&self, world: &World) -> bool {
+        let scheduler = &world.scheduler;
+        self.running || scheduler.usable(seq(&scheduler.slots, self.slot)).0 == self.usable
+    }
 }
 
 impl World {
@@ -57,6 +68,7 @@ impl World {
             paused: s.paused.is_some(),
             computed: s.computed,
             blocks: s.table.len(),
+            usable: if s.running { 0 } else { self.scheduler.usable(s).0 },
         };
         let slots = (0..).zip(&self.scheduler.slots).filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
         slots.map(stood).collect()
@@ -97,12 +109,12 @@ impl World {
             // The other choices of a request wait for the first one, whose prompt they share.
             let first = SeqId { choice: 0, ..s.id };
             let ahead = went.clone().filter(|other| other.key > s.key && other.id != first).count() as u32;
-            let times = self.overtaken.entry(s.id).or_default();
-            *times += ahead;
             let available = self.scheduler.available();
             let shares = self.scheduler.shared(s.slot).is_some();
             let aged = waits.aged;
-            let fits = self.scheduler.fits(waits, shares, available);
+            let fits = s.finds_the_same(self) && self.scheduler.fits(waits, shares, available);
+            let times = self.overtaken.entry(s.id).or_default();
+            *times += ahead;
             if ahead > 0 && (aged || fits || *times > MAX_BYPASS) {
                 return Err(format!("{:?} was overtaken {times} times; aged: {aged}, fits: {fits}", s.id));
             }
@@ -191,7 +203,8 @@ impl World {
             return Ok(());
         }
         let available = self.available_without_drafts(plan, stood);
-        if capacity && !prompts && self.scheduler.fits(s, shared, available) {
+        let found = stood.iter().all(|s| s.slot != slot || s.finds_the_same(self));
+        if capacity && !prompts && found && self.scheduler.fits(s, shared, available) {
             return Err(format!(
                 "{:?} is first in the queue, has room and is not admitted: {available:?}, {} of {} places, {:?}",
                 s.id,
