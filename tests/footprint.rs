@@ -116,7 +116,9 @@ fn on_the_cpu() {
         // More blocks than windows need.
         let windows = Load { windows: true, limits: Limits { kv_blocks: 40, ..limits }, ..plain };
         assert_eq!(beyond(&source, windows), structures, "{name}, windows");
-        assert_eq!(beyond(&source, Load { threads: 2, ..plain }), structures, "{name}, two threads");
+        // What a worker allocates as it starts is counted only if it starts in time.
+        let workers = beyond(&source, Load { threads: 2, ..plain }) - structures;
+        assert!((0..1024).contains(&workers), "{name}, two threads: {workers} more");
         let without_copy = structures - beyond(&source, Load { all_logits: true, ..plain });
         assert!((0..256).contains(&without_copy), "{name} without a copy of the head: {without_copy}");
         let more = if rotated { 0 } else { 64 };
