@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bitnet_inference::sim::{Counts, HashModel, Oracle, mix};
 use bitnet_inference::{
-    BatchSizing, Constraint, Engine, EngineConfig, GenerationConfig, TokenSet, TokenText,
+    BatchSizing, Constraint, Engine, EngineConfig, GenerationConfig, Request, TokenSet, TokenText,
     sampling::{Draw, Sampler},
     scheduling::{Scheduler, SchedulerConfig},
 };
@@ -167,6 +167,29 @@ pub fn mixed(count: usize, seed: u64) -> Vec<(Vec<u32>, GenerationConfig)> {
         (tokens.collect(), config)
     };
     (0..count).map(one).collect()
+}
+
+/// Runs `count` requests of [`mixed`] together, some with three choices, with prompts that fit half of `kv_blocks` and answers
+/// up to `more` tokens longer. Each must get the tokens that `alone` says.
+pub fn mixed_as_alone(
+    engine: &Engine,
+    (count, seed): (usize, u64),
+    kv_blocks: usize,
+    more: usize,
+    what: &str,
+    alone: impl Fn(&[u32], &GenerationConfig) -> Vec<u32>,
+) {
+    let mut load = mixed(count, seed);
+    for (i, (prompt, config)) in load.iter_mut().enumerate() {
+        prompt.truncate(kv_blocks * 32);
+        config.max_new_tokens += more;
+        config.n = if i % 5 == 4 { 3 } else { 1 };
+    }
+    let requests = load.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
+    for (handle, (prompt, config)) in engine.submit_all(requests).unwrap().into_iter().zip(&load) {
+        let got = handle.wait().unwrap().choices.remove(0).tokens;
+        assert_eq!(got, alone(prompt, config), "{what}");
+    }
 }
 
 /// Waits for a condition that must soon become true.

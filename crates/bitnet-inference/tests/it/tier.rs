@@ -140,18 +140,9 @@ fn restarts(slots: usize, kv_blocks: usize, max_draft: usize, folder: &CacheFold
         let limits = Limits { kv_blocks, max_tokens: 64 << (round % 2), state_slots: slots, ..limits() };
         let settings = EngineConfig { max_draft, folder: Some(folder.clone()), ..config() };
         let (engine, _) = engine_with(limits, settings);
-        let mut load = mixed(20, 3 + round / 2);
-        for (i, (prompt, config)) in load.iter_mut().enumerate() {
-            prompt.truncate(kv_blocks * 32);
-            config.max_new_tokens += 30;
-            config.n = if i % 5 == 4 { 3 } else { 1 };
-        }
-        let requests = load.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
-        for (handle, (prompt, config)) in engine.submit_all(requests).unwrap().into_iter().zip(&load) {
-            let got = handle.wait().unwrap().choices.remove(0).tokens;
-            let what = format!("round {round}, {slots} slots, {kv_blocks} blocks, {max_draft} drafts");
-            assert_eq!(got, alone_with(slots, prompt, config), "{what}");
-        }
+        let what = format!("round {round}, {slots} slots, {kv_blocks} blocks, {max_draft} drafts");
+        let alone = |prompt: &[u32], config: &GenerationConfig| alone_with(slots, prompt, config);
+        mixed_as_alone(&engine, (20, 3 + round / 2), kv_blocks, 30, &what, alone);
         read += engine.status().tier.unwrap().hit_tokens;
         assert!(engine.shutdown(Duration::from_secs(60)).complete);
     }

@@ -49,17 +49,8 @@ fn every_request_gets_the_tokens_that_it_gets_alone_although_windows_are_given_b
         let what = format!("{width} keys, {blocks} of {kv_blocks} blocks, {max_draft} drafts, {max_tokens}");
         let limits = Limits { kv_blocks, max_tokens, ..limits() };
         let (engine, _) = engine_within(width, blocks, limits, EngineConfig { max_draft, ..config() });
-        let mut load = mixed(30, 7);
-        for (i, (prompt, config)) in load.iter_mut().enumerate() {
-            prompt.truncate(kv_blocks * 32);
-            config.max_new_tokens += 60;
-            config.n = if i % 5 == 4 { 3 } else { 1 };
-        }
-        let requests = load.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
-        for (handle, (prompt, config)) in engine.submit_all(requests).unwrap().into_iter().zip(&load) {
-            let got = handle.wait().unwrap();
-            assert_eq!(got.choices[0].tokens, alone_within(width, prompt, config), "{what}");
-        }
+        let alone = |prompt: &[u32], config: &GenerationConfig| alone_within(width, prompt, config);
+        mixed_as_alone(&engine, (30, 7), kv_blocks, 60, &what, alone);
         let status = engine.status();
         assert_eq!((status.kv_used, status.windows_used), (0, 0), "{what}");
         preempted += status.scheduler.preemptions;
@@ -162,17 +153,9 @@ fn every_request_gets_the_tokens_that_it_gets_alone_over_restarts_in_a_folder() 
             let limits = Limits { kv_blocks, max_tokens: 64 << (round % 2), ..limits() };
             let settings = EngineConfig { max_draft, folder: Some(folder(place.path())), ..config() };
             let (engine, _) = engine_within(width, blocks, limits, settings);
-            let mut load = mixed(20, 3 + round / 2);
-            for (i, (prompt, config)) in load.iter_mut().enumerate() {
-                prompt.truncate(kv_blocks * 32);
-                config.max_new_tokens += 30;
-                config.n = if i % 5 == 4 { 3 } else { 1 };
-            }
-            let requests = load.iter().map(|(p, c)| Request::new(p.clone(), c.clone())).collect();
-            for (handle, (prompt, config)) in engine.submit_all(requests).unwrap().into_iter().zip(&load) {
-                let got = handle.wait().unwrap().choices.remove(0).tokens;
-                assert_eq!(got, alone_within(width, prompt, config), "{width} keys, round {round}");
-            }
+            let what = format!("{width} keys, round {round}");
+            let alone = |prompt: &[u32], config: &GenerationConfig| alone_within(width, prompt, config);
+            mixed_as_alone(&engine, (20, 3 + round / 2), kv_blocks, 30, &what, alone);
             let tier = engine.status().tier.unwrap();
             assert_eq!(tier.shelf.damaged, 0, "{tier:?}");
             read += tier.hit_tokens;
