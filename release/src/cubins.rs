@@ -55,10 +55,21 @@ pub fn write(folder: &Path) -> Result<Option<u64>> {
             .with_context(|| format!("{} for sm_{architecture}", kernel.name))
     });
     let codes = codes.into_iter().collect::<Result<Vec<_>>>()?;
-    ensure!(codes.iter().all(|code| code.starts_with(b"\x7fELF")), "ptxas wrote something other than ELF");
+    for ((architecture, kernel, _), code) in texts.iter().zip(&codes) {
+        let made_for = architecture_of(code);
+        ensure!(made_for == Some(*architecture), "{} for sm_{architecture} is for {made_for:?}", kernel.name);
+    }
     let parts =
         texts.iter().zip(&codes).map(|((architecture, _, text), code)| (*architecture, &**text, &**code));
     let file = pack(parts);
     fs::write(&path, &file).with_context(|| path.display().to_string())?;
     Ok(Some(file.len() as u64))
+}
+
+/// The architecture that machine code is for, from the flags in its header: in the low byte up to version 7 of NVIDIA's
+/// ABI, and in the one after that from version 8 on. `None` if it is not machine code.
+fn architecture_of(code: &[u8]) -> Option<u32> {
+    let header = code.first_chunk::<52>().filter(|header| header.starts_with(b"\x7fELF"))?;
+    let flags = &header[48..];
+    Some(flags[usize::from(header[8] >= 8)].into())
 }

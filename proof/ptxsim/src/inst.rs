@@ -1,5 +1,7 @@
 //! The decoded form of a kernel, which the machine runs: names, numbers and labels are resolved.
 
+use std::ops::Range;
+
 use crate::types::Type;
 
 pub(crate) const WARP: usize = 32;
@@ -215,15 +217,48 @@ pub(crate) struct Entry {
     pub(crate) regs: Vec<String>,
     pub(crate) preds: Vec<String>,
     pub(crate) constants: Vec<Lanes>,
-    pub(crate) static_shared: usize,
-    /// Alignment of the dynamic shared array, which follows the static ones; `None` if there is none.
+    /// The shared arrays that have a length.
+    pub(crate) arrays: SharedArrays,
+    /// Alignment of the dynamic shared array, which follows the others; `None` if there is none.
     pub(crate) dynamic_align: Option<usize>,
     /// Maximum number of threads in a block, from `.maxntid`.
     pub(crate) max_threads: u64,
 }
 
 impl Entry {
+    /// Bytes of shared memory before the dynamic array on a GPU.
+    pub(crate) fn static_bytes(&self) -> usize {
+        self.arrays.bytes.next_multiple_of(self.dynamic_align.unwrap_or(1))
+    }
+
+    /// Address of the dynamic array.
     pub(crate) fn dynamic_base(&self) -> usize {
-        self.static_shared.next_multiple_of(self.dynamic_align.unwrap_or(1))
+        self.static_bytes() + self.arrays.shift
+    }
+}
+
+/// Where shared arrays are. An assembler orders them as it likes, so each is followed by a gap at least as long as itself,
+/// which no access may touch: a kernel cannot rely on what lies behind an array.
+#[derive(Debug, Default)]
+pub(crate) struct SharedArrays {
+    /// Bytes of all arrays, one after the other without gaps.
+    bytes: usize,
+    /// Bytes of all gaps so far.
+    shift: usize,
+    /// The gaps.
+    pub(crate) gaps: Vec<Range<usize>>,
+}
+
+impl SharedArrays {
+    /// Every gap is a multiple of this, the largest alignment, so that an address has the same bank as without gaps.
+    const GAP: usize = 1024;
+
+    /// Places the next array and returns its address.
+    pub(crate) fn place(&mut self, align: usize, bytes: usize) -> usize {
+        self.bytes = self.bytes.next_multiple_of(align) + bytes;
+        let end = self.bytes + self.shift;
+        self.shift += bytes.next_multiple_of(Self::GAP);
+        self.gaps.push(end..self.bytes + self.shift);
+        end - bytes
     }
 }

@@ -108,7 +108,7 @@ impl Launch {
     /// Checks that `entry` can be launched this way.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), LaunchError> {
         let product = |dims: [u32; 3]| dims.into_iter().fold(1u64, |n, d| n.saturating_mul(u64::from(d)));
-        let shared = entry.dynamic_base() + self.dynamic_shared;
+        let shared = entry.static_bytes() + self.dynamic_shared;
         let bounds = [
             ("threads of a block", product(self.block), entry.max_threads.min(1024)),
             ("blocks of the grid", product(self.grid), MAX_BLOCKS),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::decode;
 use crate::error::{ParseError, ParseErrorKind};
-use crate::inst::{Entry, Inst, Op, Reg};
+use crate::inst::{Entry, Inst, Op, Reg, SharedArrays};
 use crate::lexer::{Token, tokens};
 use crate::operand::{Cursor, Scope};
 
@@ -145,7 +145,7 @@ impl<'t> Parser<'t> {
                 regs: Vec::new(),
                 preds: Vec::new(),
                 constants: Vec::new(),
-                static_shared: 0,
+                arrays: SharedArrays::default(),
                 dynamic_align: self.dynamic.map(|(_, align)| align),
                 max_threads: 1024,
             },
@@ -227,9 +227,8 @@ impl<'t> Parser<'t> {
                 cursor.next();
                 let (name, align, bytes) = shared_array(&mut cursor)?;
                 let bytes = bytes.ok_or_else(|| cursor.expected("an array with a length"))?;
-                let address = body.entry.static_shared.next_multiple_of(align);
+                let address = body.entry.arrays.place(align, bytes);
                 body.scope.declare_symbol(name, address)?;
-                body.entry.static_shared = address + bytes;
             }
             _ if first.starts_with('.') => {
                 return Err(ParseErrorKind::Directive { directive: first.into() });

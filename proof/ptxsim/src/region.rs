@@ -1,6 +1,8 @@
 //! A range of memory that records which bytes have been written and by whom they were accessed: a global allocation, or
 //! the shared memory of a block.
 
+use std::ops::Range;
+
 use crate::error::{FaultKind, Space};
 use crate::race::{Kind, Shadow, Stamp, Who};
 
@@ -27,6 +29,8 @@ pub(crate) struct Region {
     written: u8,
     /// Whether kernels write what others read here, so that even what the host wrote is not read early.
     produced: bool,
+    /// Offsets that do not exist.
+    gaps: Vec<Range<usize>>,
     shadow: Shadow,
 }
 
@@ -40,8 +44,15 @@ impl Region {
             state: vec![0; words],
             written: 0,
             produced: false,
+            gaps: Vec::new(),
             shadow: Shadow::new(words),
         }
+    }
+
+    /// The same region in which these offsets do not exist.
+    pub(crate) fn without(mut self, gaps: &[Range<usize>]) -> Region {
+        self.gaps = gaps.to_vec();
+        self
     }
 
     /// All bytes count as written, with zeros.
@@ -62,7 +73,10 @@ impl Region {
     /// Offset of `len` bytes at `address`, if they are within the region.
     pub(crate) fn offset(&self, address: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(address.checked_sub(self.base)?).ok()?;
-        (offset.checked_add(len)? <= self.data.len()).then_some(offset)
+        let end = offset.checked_add(len)?;
+        let exists =
+            end <= self.data.len() && !self.gaps.iter().any(|gap| offset < gap.end && gap.start < end);
+        exists.then_some(offset)
     }
 
     pub(crate) fn check_aligned(&self, address: u64, size: usize) -> Result<(), Trap> {

@@ -83,7 +83,7 @@ pub fn git(args: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output(git)?)?.trim_end().to_owned())
 }
 
-/// Works on all items, on several threads, and returns the results in any order.
+/// Works on all items, on several threads, and returns the results in the order of the items.
 ///
 /// # Panics
 /// If `work` does.
@@ -92,12 +92,32 @@ pub fn in_parallel<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(
     thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
-                while let Some(item) = items.get(next.fetch_add(1, Relaxed)) {
+                loop {
+                    let at = next.fetch_add(1, Relaxed);
+                    let Some(item) = items.get(at) else { break };
                     let result = work(item);
-                    results.lock().expect("no thread panicked").push(result);
+                    results.lock().expect("no thread panicked").push((at, result));
                 }
             });
         }
     });
-    results.into_inner().expect("no thread panicked")
+    let mut results = results.into_inner().expect("no thread panicked");
+    results.sort_unstable_by_key(|&(at, _)| at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn results_are_in_the_order_of_their_items() {
+        let waits = [40, 0, 20, 0, 10];
+        let done = in_parallel(&waits, 3, |&wait| {
+            thread::sleep(Duration::from_millis(wait));
+            wait
+        });
+        assert_eq!(done, waits);
+    }
 }

@@ -3,8 +3,8 @@
 use super::{
     Driver, Gpu,
     layout::{
-        K_TILE, copy_bytes, copy_size, dense_bytes, int8_bytes, linear_bytes, rescore_bytes, rows_bytes,
-        shortlist_bytes,
+        K_TILE, copy_bytes, copy_size, dense_bytes, gain_bytes, int8_bytes, linear_bytes, rescore_bytes,
+        rows_bytes, shortlist_bytes,
     },
     memory::buffer,
     ops::DRAWN,
@@ -44,7 +44,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             Held::TernaryTable { rows, cols, group } => buffer(linear_bytes(rows, cols, Some(group))[0]),
             Held::DenseTable { rows, cols, .. } => buffer(dense_bytes(rows, cols)),
             Held::Shortlist { rows, cols } if self.makes_copy(cols) => buffers(copy_bytes(rows, cols)),
-            Held::Gain { width } => floats(width),
+            Held::Gain { width } => buffer(gain_bytes(width)),
             Held::Rope { positions, width } => 2 * floats(positions * width / 2),
             Held::Kv(shape) => 2 * buffer(shape.gpu_bytes() / 2),
             Held::Delta(shape) => {

@@ -29,7 +29,7 @@ impl Block {
         Block {
             env: Env {
                 coordinates: machine.coordinates(block),
-                shared: Region::new(Space::Shared, 0, shared),
+                shared: Region::new(Space::Shared, 0, shared).without(&machine.entry.arrays.gaps),
                 clocks: Clocks::new(machine.first_serial + block, machine.first_serial, warps),
                 barriers: Barriers::default(),
             },

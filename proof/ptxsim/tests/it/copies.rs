@@ -2,7 +2,7 @@
 
 use bitnet_ptxsim::{FaultKind, Launch, Space};
 
-use super::support::{run, traps};
+use super::support::{fault, run, traps, try_run};
 
 const COPY: &str = "mov.u32 r0, s; mad.lo.u32 r0, tid, 16, r0; mul.wide.u32 d1, tid, 16; add.u64 d1, gi, d1;";
 
@@ -31,6 +31,16 @@ fn bytes_beyond_the_source_size_are_zero() {
     );
     // The count of input words is 6: bytes 0 to 5, words 0 and half of word 1.
     assert_eq!(run(&body, &Launch::new(1, 1), &[7, 0x0005_0003, 9, 9, 0, 0], 1), [3007]);
+}
+
+#[test]
+fn the_source_of_a_shorter_copy_has_all_its_bytes() {
+    let copy = format!("{COPY} cp.async.cg.shared.global [r0], [d1], 16, n; cp.async.wait_all;");
+    // The count of input words is also the size of the copy in bytes.
+    let copied = |words: usize| fault(try_run(&copy, &Launch::new(1, 1), &vec![0; words], 1).0);
+    assert_eq!(copied(4).map(|fault| fault.kind), None);
+    let beyond = copied(3).expect("16 bytes of 12").kind;
+    assert!(matches!(beyond, FaultKind::OutOfBounds { space: Space::Global, size: 16, .. }), "{beyond}");
 }
 
 #[test]

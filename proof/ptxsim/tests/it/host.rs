@@ -64,7 +64,7 @@ fn launches_of_the_wrong_shape_are_refused() {
 fn dynamic_shared_memory_lies_behind_the_static_and_is_as_large_as_launched() {
     let body = "mov.u32 r0, dynamic; st.shared.u32 [dynamic+12], r0; ld.shared.u32 r1, [dynamic+12]; st.global.u32 [go], r1;";
     let launch = Launch { dynamic_shared: 16, ..Launch::new(1, 1) };
-    assert_eq!(run(body, &launch, &[0], 1), [4096]);
+    assert_eq!(run(body, &launch, &[0], 1), [8192], "4096 bytes of the other array, and a gap");
     let (short, _) = super::support::try_run(body, &Launch { dynamic_shared: 12, ..launch }, &[0], 1);
     assert!(matches!(short, Err(LaunchError::Fault(_))));
 }

@@ -46,6 +46,7 @@ pub struct Cuda {
     stream: sys::CUstream,
     info: DeviceInfo,
     staging: Staging,
+    patience: Patience,
     marks: [sys::CUevent; MARKS],
     allocations: Vec<u64>,
     modules: Vec<Module>,
@@ -123,21 +124,36 @@ fn refusal(kernel: &'static str, code: Code, log: &[u8], driver: i32) -> GpuErro
     GpuError::ModuleRefused { kernel, log }
 }
 
-/// Polls until the driver is ready or fails, for at most `patience`.
-fn wait(during: &'static str, patience: Duration, mut ask: impl FnMut() -> Code) -> Result<(), GpuError> {
-    let begun = Instant::now();
-    loop {
-        match ask() {
-            library::NOT_READY => {}
-            code => return check(during, code),
-        }
-        match begun.elapsed() {
-            waited if waited > patience => {
-                let reason = format!("no answer for {} s", patience.as_secs());
-                return Err(GpuError::Failed { during, reason });
+/// How long to wait for the driver, until it has once not answered in time: whoever then frees what the GPU holds must
+/// not wait again for each part of it.
+#[derive(Debug)]
+struct Patience {
+    time: Duration,
+    lost: Cell<bool>,
+}
+
+impl Patience {
+    fn new(time: Duration) -> Self {
+        Patience { time, lost: Cell::new(false) }
+    }
+
+    /// Polls until the driver is ready or fails, for at most this time.
+    fn wait(&self, during: &'static str, mut ask: impl FnMut() -> Code) -> Result<(), GpuError> {
+        let begun = Instant::now();
+        loop {
+            match ask() {
+                library::NOT_READY => {}
+                code => return check(during, code),
             }
-            waited if waited > EAGER => std::thread::sleep(NAP),
-            _ => std::hint::spin_loop(),
+            match begun.elapsed() {
+                waited if waited > self.time || self.lost.get() => {
+                    self.lost.set(true);
+                    let reason = format!("no answer for {} s", self.time.as_secs());
+                    return Err(GpuError::Failed { during, reason });
+                }
+                waited if waited > EAGER => std::thread::sleep(NAP),
+                _ => std::hint::spin_loop(),
+            }
         }
     }
 }
@@ -202,7 +218,8 @@ impl Cuda {
             context,
             stream: ptr::null_mut(),
             info,
-            staging: Staging::new(switches.patience),
+            staging: Staging::new(),
+            patience: Patience::new(switches.patience),
             marks: [ptr::null_mut(); MARKS],
             allocations: Vec::new(),
             modules: Vec::new(),
@@ -495,13 +512,13 @@ impl Driver for Cuda {
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.bind()?;
         self.after_kernel.set(false);
-        self.staging.write(self.library, self.stream, address, bytes)
+        self.staging.write(self.library, self.stream, &self.patience, address, bytes)
     }
 
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         self.bind()?;
         self.after_kernel.set(false);
-        self.staging.read(self.library, self.stream, address, bytes)
+        self.staging.read(self.library, self.stream, &self.patience, address, bytes)
     }
 
     /// Takes the machine code of the kernel's text from beside the program, or has the driver compile the text.
@@ -539,7 +556,7 @@ impl Driver for Cuda {
         if self.switches.sync {
             // SAFETY: `self` owns the stream.
             let ask = || unsafe { (self.library.cuStreamQuery)(self.stream) };
-            return wait(launch.kernel().name, self.switches.patience, ask);
+            return self.patience.wait(launch.kernel().name, ask);
         }
         Ok(())
     }
@@ -599,7 +616,7 @@ impl Driver for Cuda {
     fn synchronize(&mut self) -> Result<(), GpuError> {
         self.bind()?;
         // SAFETY: `self` owns the stream.
-        wait("cuStreamQuery", self.switches.patience, || unsafe { (self.library.cuStreamQuery)(self.stream) })
+        self.patience.wait("cuStreamQuery", || unsafe { (self.library.cuStreamQuery)(self.stream) })
     }
 }
 
@@ -679,9 +696,21 @@ mod tests {
     #[test]
     fn a_wait_ends_with_the_first_answer() {
         let mut answers = [library::NOT_READY, library::NOT_READY, 0].into_iter();
-        assert_eq!(wait("k", Duration::MAX, || answers.next().unwrap()), Ok(()));
-        assert!(wait("k", Duration::MAX, || 700).is_err());
-        let late = wait("k", Duration::ZERO, || library::NOT_READY).unwrap_err();
+        let patience = Patience::new(Duration::MAX);
+        assert_eq!(patience.wait("k", || answers.next().unwrap()), Ok(()));
+        assert!(patience.wait("k", || 700).is_err());
+        assert!(!patience.lost.get(), "it has answered");
+    }
+
+    #[test]
+    fn a_driver_that_has_not_answered_in_time_is_not_waited_for_again() {
+        let patience = Patience::new(Duration::from_millis(5));
+        let silent =
+            |asked: &mut u32| patience.wait("k", || (*asked += 1, library::NOT_READY).1).unwrap_err();
+        let (mut first, mut next) = (0, 0);
+        let late = silent(&mut first);
         assert!(late.to_string().contains("no answer"), "{late}");
+        assert_eq!(silent(&mut next), late);
+        assert!(first > 1 && next == 1, "{first} and {next} questions");
     }
 }

@@ -1,11 +1,11 @@
 //! Pinned host memory that the device reads and writes directly: a ring, so that the next copy can be prepared while
 //! earlier ones run.
 
-use std::{ffi::c_void, ptr, time::Duration};
+use std::{ffi::c_void, ptr};
 
 use cudarc::driver::sys;
 
-use super::{check, library::Library, wait};
+use super::{Patience, check, library::Library};
 use crate::gpu::GpuError;
 
 /// Slots in the ring: more than the copies of a step.
@@ -20,14 +20,12 @@ pub(super) struct Staging {
     /// Events that are passed when the copy from or to a slot is done.
     done: [sys::CUevent; SLOTS],
     next: usize,
-    /// Maximum time of a copy.
-    patience: Duration,
 }
 
 impl Staging {
     /// Makes a ring without memory.
-    pub(super) fn new(patience: Duration) -> Self {
-        Staging { memory: ptr::null_mut(), done: [ptr::null_mut(); SLOTS], next: 0, patience }
+    pub(super) fn new() -> Self {
+        Staging { memory: ptr::null_mut(), done: [ptr::null_mut(); SLOTS], next: 0 }
     }
 
     /// Allocates the memory; the context must be current.
@@ -49,11 +47,12 @@ impl Staging {
         &mut self,
         l: Library,
         stream: sys::CUstream,
+        patience: &Patience,
         address: u64,
         bytes: &[u8],
     ) -> Result<(), GpuError> {
         for (at, piece) in (address..).step_by(SLOT).zip(bytes.chunks(SLOT)) {
-            let slot = self.slot(l)?;
+            let slot = self.slot(l, patience)?;
             let place = self.place(slot);
             // SAFETY: a piece is at most as long as a slot, no copy uses the slot any more, and nothing else refers to
             // it.
@@ -71,18 +70,19 @@ impl Staging {
         &mut self,
         l: Library,
         stream: sys::CUstream,
+        patience: &Patience,
         address: u64,
         bytes: &mut [u8],
     ) -> Result<(), GpuError> {
         for (at, piece) in (address..).step_by(SLOT).zip(bytes.chunks_mut(SLOT)) {
-            let slot = self.slot(l)?;
+            let slot = self.slot(l, patience)?;
             let place = self.place(slot);
             // SAFETY: the slot is at least as long as the piece and unused until the event after the copy is passed; it
             // belongs to the ring, so that a device that answers too late still writes there.
             let code = unsafe { (l.cuMemcpyDtoHAsync_v2)(place.cast::<c_void>(), at, piece.len(), stream) };
             check("cuMemcpyDtoHAsync", code)?;
             self.end(l, stream, slot)?;
-            self.wait(l, slot)?;
+            self.wait(l, patience, slot)?;
             // SAFETY: the copy is done; a piece is at most as long as a slot, and they do not overlap.
             unsafe { ptr::copy_nonoverlapping(place, piece.as_mut_ptr(), piece.len()) };
         }
@@ -90,10 +90,10 @@ impl Staging {
     }
 
     /// Waits for the last copy of the next slot and returns the slot.
-    fn slot(&mut self, l: Library) -> Result<usize, GpuError> {
+    fn slot(&mut self, l: Library, patience: &Patience) -> Result<usize, GpuError> {
         let slot = self.next;
         self.next = (slot + 1) % SLOTS;
-        self.wait(l, slot).map(|()| slot)
+        self.wait(l, patience, slot).map(|()| slot)
     }
 
     fn place(&self, slot: usize) -> *mut u8 {
@@ -106,9 +106,9 @@ impl Staging {
         check("cuEventRecord", unsafe { (l.cuEventRecord)(self.done[slot], stream) })
     }
 
-    fn wait(&self, l: Library, slot: usize) -> Result<(), GpuError> {
+    fn wait(&self, l: Library, patience: &Patience, slot: usize) -> Result<(), GpuError> {
         // SAFETY: the event belongs to the owner; one that was never recorded counts as passed.
-        wait("cuEventQuery", self.patience, || unsafe { (l.cuEventQuery)(self.done[slot]) })
+        patience.wait("cuEventQuery", || unsafe { (l.cuEventQuery)(self.done[slot]) })
     }
 
     /// Frees the memory; no copy may be running.

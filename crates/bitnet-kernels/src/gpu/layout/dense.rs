@@ -46,7 +46,7 @@ pub(in crate::gpu) struct HeadCopy {
     pub(in crate::gpu) rows: DeviceBuffer,
 }
 
-/// The gain of a norm, `[width]` f32.
+/// The gain of a norm, f32 `[width]`, and zeros up to whole pieces of 16 bytes, which kernels copy at once.
 #[derive(Debug)]
 pub struct Gain {
     pub(in crate::gpu) width: usize,
@@ -59,6 +59,11 @@ const TABLE_COLUMNS: usize = 64;
 /// Bytes of a [`Dense`] matrix.
 pub(in crate::gpu) fn dense_bytes(rows: usize, cols: usize) -> usize {
     2 * rows * cols.next_multiple_of(TABLE_COLUMNS)
+}
+
+/// Bytes of a [`Gain`].
+pub(in crate::gpu) fn gain_bytes(width: usize) -> usize {
+    (width * size_of::<f32>()).next_multiple_of(16)
 }
 
 impl<D: Driver> Gpu<D> {
@@ -95,7 +100,9 @@ impl<D: Driver> Gpu<D> {
 
     /// Takes the gain of a norm.
     pub fn gain(&mut self, gain: &[f32]) -> Result<Gain, GpuError> {
-        let buffer = self.store(&f32_bytes(gain), "norm gains")?;
+        let mut bytes = f32_bytes(gain);
+        bytes.resize(gain_bytes(gain.len()), 0);
+        let buffer = self.store(&bytes, "norm gains")?;
         Ok(Gain { width: gain.len(), buffer })
     }
 }

@@ -13,9 +13,8 @@ mod ternary;
 pub(super) use bytes::{f32_bytes, u32_bytes};
 pub use cache::{Kv, Rope};
 pub use delta::{Delta, State};
-pub(super) use dense::HeadCopy;
-pub(super) use dense::dense_bytes;
 pub use dense::{Dense, Gain, Table};
+pub(super) use dense::{HeadCopy, dense_bytes, gain_bytes};
 pub(super) use head_copy::{
     CopySize, ShortlistBuffers, copy_bytes, copy_size, panels, rescore_bytes, shortlist_bytes,
 };
