@@ -18,7 +18,7 @@ use safetensors::{Dtype, SafeTensors};
 
 pub use bitnet_ptxsim::MatrixUnit;
 pub use null::Null;
-pub use simulator::{Sample, Samples, Simulator, refusal};
+pub use simulator::{Simulator, refusal};
 pub use tap::{Call, Handle, Tap};
 
 /// The folder of a fixture.

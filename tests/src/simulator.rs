@@ -31,24 +31,7 @@ pub struct Simulator {
     stats: HashMap<&'static str, Stats>,
     marks: [Option<Instant>; MARKS],
     compiles: bool,
-    samples: Option<Samples>,
 }
-
-/// A launch of which only a part of the blocks ran.
-#[derive(Debug, Clone)]
-pub struct Sample {
-    /// The whole launch.
-    pub launch: Launch,
-    /// Counts of the blocks that ran.
-    pub stats: Stats,
-    /// Number of blocks that ran.
-    pub blocks: u32,
-    /// For each line that reads or writes global memory, the purpose of the allocation, its address and its bytes.
-    pub places: BTreeMap<u32, (&'static str, u64, usize)>,
-}
-
-/// The samples of a simulator, in the order of its launches.
-pub type Samples = Arc<Mutex<Vec<Sample>>>;
 
 impl Default for Simulator {
     fn default() -> Self {
@@ -68,7 +51,6 @@ impl Default for Simulator {
             stats: HashMap::new(),
             marks: [None; MARKS],
             compiles: false,
-            samples: None,
         }
     }
 }
@@ -103,32 +85,6 @@ impl Simulator {
     pub fn compiling(mut self) -> Self {
         self.compiles = true;
         self
-    }
-
-    /// Runs only the blocks of each launch that are first or last in x and first in y, on weights that are all zero.
-    /// This shows how often a block executes each instruction, even for the largest models, but computes no results.
-    pub fn sampled(info: impl FnOnce(&mut DeviceInfo)) -> (Self, Samples) {
-        let samples = Samples::default();
-        let mut simulator = Simulator { samples: Some(Arc::clone(&samples)), ..Simulator::with(info) };
-        simulator.info.tiles_by_size = false;
-        (simulator, samples)
-    }
-
-    /// Records a launch and what its blocks did.
-    fn sample(&self, launch: &Launch, blocks: usize, stats: &Stats) {
-        let Some(samples) = &self.samples else { return };
-        let of = |address: u64| self.allocations.range(..=address).next_back();
-        let places =
-            stats.lines.iter().filter(|(_, counts)| counts.address != 0).filter_map(|(&line, counts)| {
-                of(counts.address).map(|(&at, &(what, bytes))| (line, (what, at, bytes)))
-            });
-        let sample = Sample {
-            launch: launch.clone(),
-            stats: stats.clone(),
-            blocks: blocks as u32,
-            places: places.collect(),
-        };
-        samples.lock().expect("no holder panics").push(sample);
     }
 
     /// Loads `text` in place of `kernel`.
@@ -188,13 +144,6 @@ impl Driver for Simulator {
         if !CONSTANTS.iter().any(|constant| what.contains(constant)) {
             self.memory.produced(address);
         }
-        if self.samples.is_some() && ["scales of int8 activations", "lower bounds"].contains(&what) {
-            // Only the first and the last row are quantised, and a multiplier of zero takes another path. Only the first
-            // and the last logits are bounded, and lower bounds of zero would rule out none.
-            self.memory
-                .write(address, &1f32.to_le_bytes().repeat(bytes / 4))
-                .map_err(|e| failed("alloc", e))?;
-        }
         Ok(address)
     }
 
@@ -205,10 +154,6 @@ impl Driver for Simulator {
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
-        let inputs = |about: &(&str, usize)| ["the inputs of a step", "activations"].contains(&about.0);
-        if self.samples.is_some() && !self.allocations.get(&address).is_some_and(inputs) {
-            return Ok(());
-        }
         self.memory.write(address, bytes).map_err(|e: MemoryError| failed("write", e))
     }
 
@@ -249,15 +194,8 @@ impl Driver for Simulator {
         self.seed += 1;
         let params =
             launch.args().iter().map(|arg| Param::from_bytes(&arg.bits().to_le_bytes()[..arg.size()]));
-        let [x, y, z] = grid.blocks;
-        let corners = (0..z).flat_map(|z| [0, x - 1].map(|at| at + z * x * y));
-        let mut blocks: Vec<u32> = if self.samples.is_some() { corners.collect() } else { Vec::new() };
-        blocks.dedup();
-        let run = blocks.len();
-        let asked = launch;
         let launch = bitnet_ptxsim::Launch {
             grid: grid.blocks,
-            blocks,
             dynamic_shared: grid.shared as usize,
             params: params.collect(),
             seed: self.seed,
@@ -275,7 +213,6 @@ impl Driver for Simulator {
                 format!("{conflicts} bank conflicts in {passes} passes: {lines:?}"),
             ));
         }
-        self.sample(asked, run, &stats);
         add(self.stats.entry(kernel.name).or_default(), &stats);
         Ok(())
     }
@@ -323,9 +260,6 @@ fn add(all: &mut Stats, one: &Stats) {
     all.global_sectors += one.global_sectors;
     for (opcode, count) in &one.opcodes {
         *all.opcodes.entry(opcode.clone()).or_default() += count;
-    }
-    for (line, count) in &one.lines {
-        all.lines.entry(*line).or_default().add(count);
     }
     for (line, count) in &one.bank_conflict_lines {
         *all.bank_conflict_lines.entry(*line).or_default() += count;

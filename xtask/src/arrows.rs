@@ -25,14 +25,13 @@ const LAYERS: [&str; 9] = [
 const FRONT_DOOR: usize = 5;
 
 /// Crates that only tests and each other may use, lowest first.
-const DEVELOPMENT_ONLY: [&str; 11] = [
+const DEVELOPMENT_ONLY: [&str; 10] = [
     "bitnet-ptxsim",
     "bitnet-tests",
     "bitnet-workspace",
     "bitnet-standin",
     "bitnet-fuzz",
     "bitnet-ptx-check",
-    "bitnet-gpu-model",
     "bitnet-soak",
     "bitnet-release",
     "bitnet-examples",

@@ -22,7 +22,6 @@ mod size;
 
 use std::process::ExitCode;
 
-use bitnet_gpu_model::GpuModel;
 use bitnet_ptx_check::PtxCheck;
 use bitnet_release::{Dist, Publish, Release, cubins::Cubins};
 use bitnet_soak::Soak;
@@ -77,7 +76,6 @@ enum Task {
     Sim(sim::Sim),
     SimKernels(sim_kernels::SimKernels),
     GpuBundle(gpu_bundle::GpuBundle),
-    GpuModel(GpuModel),
     Dist(Dist),
     Release(Release),
     Publish(Publish),
@@ -119,7 +117,6 @@ fn main() -> ExitCode {
         Task::Sim(sim) => sim.run(),
         Task::SimKernels(sim) => sim.run(),
         Task::GpuBundle(bundle) => bundle.run(),
-        Task::GpuModel(model) => model.run(),
         Task::Dist(dist) => dist.run(),
         Task::Release(release) => release.run(),
         Task::Publish(publish) => publish.run(),

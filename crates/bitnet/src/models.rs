@@ -204,6 +204,7 @@ impl Model {
     /// If the request is invalid.
     pub fn prepare(&self, request: &Request) -> Result<inference::Request, Error> {
         let checkpoint = &self.0.checkpoint;
+        #[cfg_attr(not(feature = "json"), expect(unused_mut, reason = "only a schema changes it"))]
         let Prompted { tokens, mut thought } = request.prompted(checkpoint)?;
         let constraint = match &request.format {
             #[cfg(feature = "json")]

@@ -7,7 +7,7 @@ use bitnet_kernels::gpu::table::Kernel;
 pub struct Code {
     /// What the assembler says about registers, memory and spills.
     pub report: String,
-    /// Instructions, with the lines of the text that they come from.
+    /// Instructions.
     pub listing: String,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn problems(kernel: &Kernel, target: &str, code: &Code) -> Vec<String
 }
 
 /// Returns the number before a phrase, the largest if there are several.
-pub fn before(report: &str, phrase: &str) -> Option<u32> {
+fn before(report: &str, phrase: &str) -> Option<u32> {
     let numbers = report.match_indices(phrase).filter_map(|(at, _)| {
         let number = report[..at].split_whitespace().next_back()?;
         number.parse().ok()

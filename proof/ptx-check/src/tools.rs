@@ -131,15 +131,15 @@ impl Tools {
         (ptxas.is_file() && nvdisasm.is_file()).then_some(Tools { ptxas, nvdisasm })
     }
 
-    /// Assembles a kernel's text and lists the machine code, with the lines of the text that it comes from.
+    /// Assembles a kernel's text and lists the machine code.
     ///
     /// # Errors
     /// What the assembler or the disassembler says.
     pub fn assemble(&self, text: &str, architecture: &str) -> Result<Code> {
         with_files(text, |source, binary| {
-            let report = self.ptxas(source, binary, architecture, &["-v", "-lineinfo"])?;
+            let report = self.ptxas(source, binary, architecture, &["-v"])?;
             let mut nvdisasm = Command::new(&self.nvdisasm);
-            nvdisasm.args(["-c", "-gp"]).arg(binary);
+            nvdisasm.arg("-c").arg(binary);
             let listing = String::from_utf8_lossy(&output(nvdisasm)?).into_owned();
             Ok(Code { report, listing })
         })

@@ -57,9 +57,6 @@ impl Default for Limits {
 pub struct Launch {
     /// Number of blocks in x, y, z.
     pub grid: [u32; 3],
-    /// The blocks to run, by their number with x fastest; all of the grid if there are none. A part of a grid shows what
-    /// its blocks do, and how often, but not the results of a launch.
-    pub blocks: Vec<u32>,
     /// Number of threads of a block in x, y, z.
     pub block: [u32; 3],
     /// Size of the `.extern .shared` array in bytes.
@@ -87,7 +84,6 @@ impl Launch {
     pub fn new(blocks: u32, threads: u32) -> Launch {
         Launch {
             grid: [blocks, 1, 1],
-            blocks: Vec::new(),
             block: [threads, 1, 1],
             dynamic_shared: 0,
             params: Vec::new(),

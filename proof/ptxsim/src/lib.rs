@@ -70,4 +70,4 @@ pub use launch::{Launch, Limits, Param};
 pub use matrix_unit::MatrixUnit;
 pub use memory::Memory;
 pub use parser::Module;
-pub use stats::{Line, Stats};
+pub use stats::Stats;

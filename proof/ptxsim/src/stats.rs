@@ -22,38 +22,13 @@ pub struct Stats {
     pub global_requests: u64,
     /// 32-byte sectors touched by these accesses.
     pub global_sectors: u64,
-    /// Counts by line, for lines that were executed.
-    pub lines: BTreeMap<u32, Line>,
-}
-
-/// Counts of a line of the text.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Line {
-    /// Executions, counted once for each warp.
-    pub warps: u64,
-    /// Maximum number of executions by one warp.
-    pub longest: u64,
-    /// 32-byte sectors of global memory touched.
-    pub sectors: u64,
-    /// The first address in global memory that was accessed, or 0.
-    pub address: u64,
-}
-
-impl Line {
-    /// Adds the counts of another instruction or launch.
-    pub fn add(&mut self, other: &Line) {
-        self.warps += other.warps;
-        self.longest = self.longest.max(other.longest);
-        self.sectors += other.sectors;
-        self.address = if self.address == 0 { other.address } else { self.address };
-    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Count {
+    pub(crate) warps: u64,
     pub(crate) threads: u64,
     pub(crate) conflicts: u64,
-    pub(crate) line: Line,
 }
 
 /// Number of passes for the `words` of one phase: the maximum number of different words in a bank.

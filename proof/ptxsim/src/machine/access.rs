@@ -72,7 +72,7 @@ impl Step<'_, '_> {
 
     /// Atomics: the lanes update one by one, starting at a lane chosen by the seed, so that no kernel can rely on the
     /// order.
-    pub(super) fn atomic(&mut self, pc: usize, op: &Op) -> Exec {
+    pub(super) fn atomic(&mut self, op: &Op) -> Exec {
         let Op::Atomic { shared, op, ty, d, at, b } = *op else { return Ok(()) };
         let addresses = self.addresses(at, shared)?;
         let b = *self.read(b)?;
@@ -80,7 +80,7 @@ impl Step<'_, '_> {
         if shared {
             self.count_updates(&addresses);
         } else {
-            self.count_sectors(pc, self.active, &addresses);
+            self.count_sectors(self.active, &addresses);
         }
         for lane in (first..first + WARP).map(|lane| lane % WARP).filter(|lane| active >> lane & 1 == 1) {
             let f = |old: u64| match op {
@@ -128,7 +128,7 @@ impl Step<'_, '_> {
 
     fn count_access(&mut self, pc: usize, shared: bool, addresses: &Lanes, size: usize) {
         if !shared {
-            return self.count_sectors(pc, self.active, addresses);
+            return self.count_sectors(self.active, addresses);
         }
         // A pass moves 128 bytes, so wider accesses split the warp into parts.
         let width = size.max(4);
@@ -156,7 +156,7 @@ impl Step<'_, '_> {
     }
 
     /// Counts what the lanes of a mask move.
-    pub(super) fn count_sectors(&mut self, pc: usize, mask: u32, addresses: &Lanes) {
+    pub(super) fn count_sectors(&mut self, mask: u32, addresses: &Lanes) {
         let mut sectors = [0; WARP];
         let mut len = 0;
         if mask == 0 {
@@ -173,12 +173,5 @@ impl Step<'_, '_> {
         let changes = sectors.windows(2).filter(|pair| pair[0] != pair[1]).count();
         self.machine.stats.global_requests += 1;
         self.machine.stats.global_sectors += changes as u64 + 1;
-        let line = &mut self.machine.counts[pc].line;
-        line.sectors += changes as u64 + 1;
-        if line.address == 0
-            && let Some(lane) = lanes(mask).next()
-        {
-            line.address = addresses[lane];
-        }
     }
 }

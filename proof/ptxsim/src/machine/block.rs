@@ -8,7 +8,6 @@ use crate::error::{Fault, FaultKind, Space};
 use crate::inst::{Inst, Op, WARP};
 use crate::race::{ANY_LANE, Clocks, Stamp};
 use crate::region::{Region, Trap};
-use crate::stats::Count;
 
 /// Maximum number of instructions that a warp executes before another warp of its block runs.
 const SLICE: usize = 64;
@@ -55,15 +54,6 @@ impl Block {
             self.open_barriers();
         }
         Ok(false)
-    }
-
-    /// Records, for each instruction, how often the warp executed it that did so most often.
-    pub(super) fn count(self, counts: &mut [Count]) {
-        for warp in self.warps {
-            for (count, executed) in counts.iter_mut().zip(warp.executed) {
-                count.line.longest = count.line.longest.max(u64::from(executed));
-            }
-        }
     }
 
     /// Called when no warp can run: either the block is done, or all wait for threads that will not arrive.

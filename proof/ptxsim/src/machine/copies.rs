@@ -9,7 +9,7 @@ use crate::race::Kind;
 const SIZE: usize = 16;
 
 impl Step<'_, '_> {
-    pub(super) fn copy_issue(&mut self, pc: usize, dst: Addr, src: Addr, src_size: Option<Reg>) -> Exec {
+    pub(super) fn copy_issue(&mut self, dst: Addr, src: Addr, src_size: Option<Reg>) -> Exec {
         let (dst, src) = (self.addresses(dst, true)?, self.addresses(src, false)?);
         let src_size = match src_size {
             Some(reg) => *self.read(reg)?,
@@ -17,7 +17,7 @@ impl Step<'_, '_> {
         };
         let moves =
             lanes(self.active).filter(|&lane| src_size[lane] > 0).fold(0, |mask, lane| mask | 1 << lane);
-        self.count_sectors(pc, moves, &src);
+        self.count_sectors(moves, &src);
         let mut value = [0; WARP];
         for lane in lanes(self.active) {
             if src_size[lane] > SIZE as u64 {

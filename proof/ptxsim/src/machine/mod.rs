@@ -63,8 +63,7 @@ impl Module {
 
 impl Machine<'_> {
     fn run(&mut self, blocks: u32) -> Result<(), LaunchError> {
-        let mut waiting =
-            if self.launch.blocks.is_empty() { (0..blocks).collect() } else { self.launch.blocks.clone() };
+        let mut waiting: Vec<u32> = (0..blocks).collect();
         self.rng.shuffle(&mut waiting);
         let mut resident: Vec<Block> = Vec::new();
         loop {
@@ -77,7 +76,7 @@ impl Machine<'_> {
             }
             let turn = self.rng.below(resident.len());
             if resident[turn].run(self, TURN)? {
-                resident.swap_remove(turn).count(&mut self.counts);
+                resident.swap_remove(turn);
             }
         }
     }
@@ -91,12 +90,10 @@ impl Machine<'_> {
         for (inst, count) in self.entry.insts.iter().zip(&self.counts) {
             let words = inst.text.split_whitespace();
             let opcode = words.clone().nth(usize::from(inst.guard.is_some())).unwrap_or_default();
-            let warps = count.line.warps;
-            self.stats.warp_instructions += warps;
+            self.stats.warp_instructions += count.warps;
             self.stats.thread_instructions += count.threads;
-            if warps > 0 {
-                *self.stats.opcodes.entry(opcode.into()).or_default() += warps;
-                self.stats.lines.entry(inst.line).or_default().add(&count.line);
+            if count.warps > 0 {
+                *self.stats.opcodes.entry(opcode.into()).or_default() += count.warps;
             }
             if count.conflicts > 0 {
                 *self.stats.bank_conflict_lines.entry(inst.line).or_default() += count.conflicts;

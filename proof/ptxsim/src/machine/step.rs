@@ -82,8 +82,7 @@ impl Step<'_, '_> {
 
     fn count(&mut self, pc: usize) {
         let count = &mut self.machine.counts[pc];
-        count.line.warps += 1;
-        self.warp.executed[pc] += 1;
+        count.warps += 1;
         count.threads += u64::from(self.active.count_ones());
     }
 
@@ -148,9 +147,9 @@ impl Step<'_, '_> {
             Op::LoadParam { d, at, ty } => self.load_param(d, *at, *ty),
             Op::Load { shared, d, at, ty, read_only } => self.load(pc, *shared, d, *at, *ty, *read_only)?,
             Op::Store { shared, at, s, ty } => self.store(pc, *shared, *at, s, *ty)?,
-            Op::Atomic { .. } => self.atomic(pc, op)?,
+            Op::Atomic { .. } => self.atomic(op)?,
             Op::Fence => lanes(self.active).for_each(|lane| self.env.clocks.fence(self.warp.index, lane)),
-            Op::CopyAsync { dst, src, src_size } => self.copy_issue(pc, *dst, *src, *src_size)?,
+            Op::CopyAsync { dst, src, src_size } => self.copy_issue(*dst, *src, *src_size)?,
             Op::Prefetch { at, bytes } => self.prefetch(*at, *bytes)?,
             Op::GridWait => self.warp.waited |= self.active,
             Op::LaunchDependents => {}

@@ -64,8 +64,6 @@ pub(super) struct Warp {
     pub(super) live: u32,
     pub(super) strands: Vec<Strand>,
     pub(super) steps: u64,
-    /// For each instruction, how often it was executed.
-    pub(super) executed: Vec<u32>,
     pub(super) copies: Copies,
 }
 
@@ -84,7 +82,6 @@ impl Warp {
             live: exist,
             strands: vec![Strand { pc: 0, mask: exist, wait: Wait::Ready }],
             steps: 0,
-            executed: vec![0; entry.insts.len()],
             copies: Copies::default(),
         }
     }

@@ -101,37 +101,6 @@ fn instructions_are_counted_by_opcode_warp_and_thread() {
 }
 
 #[test]
-fn executions_and_sectors_are_counted_by_line_also_of_a_part_of_a_grid() {
-    // Warp 1 runs its store three times, warp 0 once.
-    let body = "shr.u32 r0, tid, 5; mad.lo.u32 r0, r0, 2, 1;
-again:
-st.global.u32 [mo], tid;
-sub.u32 r0, r0, 1; setp.ne.u32 p, r0, 0; @p bra again;";
-    let all = Launch { grid: [3, 1, 1], ..Launch::new(3, 64) };
-    let line = kernel(body).lines().position(|line| line.contains("st.global")).unwrap() as u32 + 1;
-    for (blocks, ran) in [(vec![0], 1), (vec![0, 2], 2)] {
-        // Blocks write the same words, so they take turns.
-        let launch = Launch {
-            blocks,
-            limits: bitnet_ptxsim::Limits { resident_blocks: 1, ..all.limits },
-            ..all.clone()
-        };
-        let (result, _) = try_run(body, &launch, &[0; 64], 64);
-        match (result, ran) {
-            (Ok(stats), 1) => {
-                let counted = stats.lines[&line];
-                assert_eq!((counted.warps, counted.longest, counted.sectors), (4, 3, 16));
-                assert_ne!(counted.address, 0);
-            }
-            (result, ran) => {
-                let error = result.expect_err("two blocks race").to_string();
-                assert!(ran == 2 && error.contains("block"), "{error}");
-            }
-        }
-    }
-}
-
-#[test]
 fn zeroed_memory_can_be_read_before_it_is_written() {
     let mut memory = bitnet_ptxsim::Memory::new();
     let (written, unwritten) = (memory.alloc_zeroed(1 << 28), memory.alloc(64));

@@ -27,8 +27,7 @@ struct Width {
     cycles: Cycles,
 }
 
-/// Cycles of attention for few rows. The numbers come from the machine code for compute capability 9.0, as `cargo xtask
-/// gpu-model` reads it, until a GPU has measured them.
+/// Cycles of attention for few rows, estimated from the machine code for compute capability 9.0.
 struct Cycles {
     /// Of a tile of keys, for the longest chain of a thread block.
     tile: usize,

@@ -19,8 +19,7 @@ pub(super) fn split_blocks(processors: u32) -> usize {
     BLOCKS_PER_PROCESSOR * processors as usize
 }
 
-/// A tile, and the cycles that it takes. The numbers come from the machine code for compute capability 9.0, as
-/// `cargo xtask gpu-model` reads it, until a GPU has measured them.
+/// A tile, and the cycles that it takes, estimated from the machine code for compute capability 9.0.
 pub(super) struct TimedTile {
     pub(super) tile: Tile,
     /// Blocks that a multiprocessor holds if it has shared memory for them.
