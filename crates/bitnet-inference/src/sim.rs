@@ -7,7 +7,8 @@
 //!
 //! With state slots it also has a recurrent state: a hash of everything before, kept in the slot of a run and nowhere
 //! else, that decides the logits and the contents of blocks too. So a slot that is stale, swapped, or has seen a token
-//! twice changes every later answer. A forward pass that fails midway leaves the states of its runs undefined.
+//! twice changes every later answer. A forward pass that fails midway leaves the states of its runs undefined. Once room
+//! for logs is reserved, the state in a slot stops before the drafts of its last run, which are in the slot's log.
 //!
 //! With a sliding window, half of what it knows of each token is in blocks of the window, and a token reads those of its
 //! window only. So a block that was given back too early, or holds something else, changes every later answer.
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::{BackendInfo, DeviceStatus, gpu::Recorded};
 use bitnet_model::{
-    Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run, Windows,
+    Batch, CacheBytes, CachePlace, DraftLog, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run, Windows,
 };
 
 /// Counts what a [`HashModel`] did.
@@ -56,6 +57,11 @@ pub struct HashModel {
     windows: Vec<u64>,
     /// The recurrent state in each state slot.
     states: Vec<u64>,
+    /// The drafts in the log of each state slot, and the maximum number of them.
+    logs: Vec<Vec<u32>>,
+    log_room: usize,
+    /// Whether it refuses to have logs.
+    without_logs: bool,
     /// The states at which the last step's runs started.
     taken: Vec<Option<u64>>,
     /// Scratch memory to find the highest logits of a row.
@@ -84,6 +90,7 @@ impl HashModel {
         let slots = vec![0; limits.kv_blocks * Batch::BLOCK_TOKENS];
         let windows = Vec::new();
         let states = vec![UNDEFINED; limits.state_slots];
+        let logs = vec![Vec::new(); limits.state_slots];
         let taken = Vec::with_capacity(limits.max_tokens);
         let order = vec![0.0; vocab];
         let (counts, hidden) = (Arc::default(), Default::default());
@@ -93,6 +100,9 @@ impl HashModel {
             slots,
             windows,
             states,
+            logs,
+            log_room: 0,
+            without_logs: false,
             taken,
             order,
             head: false,
@@ -109,6 +119,11 @@ impl HashModel {
         let slides = vec![true; self.spec.layers].into();
         self.spec.windows = Some(Windows { width, slides, full_theta: None });
         self
+    }
+
+    /// Makes its state slots have no logs, like those on a GPU.
+    pub fn without_logs(self) -> Self {
+        HashModel { without_logs: true, ..self }
     }
 
     /// Gives it a draft head.
@@ -152,6 +167,17 @@ impl HashModel {
         }
     }
 
+    /// Checks what runs say about the logs of their slots.
+    fn check_logs(&self, batch: &Batch) -> Result<(), ForwardError> {
+        for &Run { state: slot, log: DraftLog { accepted, drafts }, ref tokens, .. } in batch.runs() {
+            let (logged, room) = (self.logs.get(slot as usize).map_or(0, Vec::len), self.log_room);
+            if accepted > logged || drafts > room || drafts >= tokens.len() {
+                return Err(ForwardError::LogExceeded { slot, accepted, logged, drafts, room });
+            }
+        }
+        Ok(())
+    }
+
     fn put_state(&mut self, run: &Run, state: Option<u64>) {
         let slot = self.states.get_mut(run.state as usize);
         slot.into_iter().zip(state).for_each(|(slot, state)| *slot = state);
@@ -191,10 +217,8 @@ impl Known {
         let before = self.within(self.window.saturating_sub(1));
         let value = mix(mix(before, self.position as u64), u64::from(token));
         // Leave the position out, so that seeing a token twice corrupts the state and a test notices.
-        let value = self.recurrent.as_mut().map_or(value, |recurrent| {
-            *recurrent = mix(*recurrent, u64::from(token));
-            mix(value, *recurrent)
-        });
+        see(&mut self.recurrent, token);
+        let value = self.recurrent.map_or(value, |recurrent| mix(value, recurrent));
         self.state = mix(self.state, value);
         self.position += 1;
         if self.window > 0 {
@@ -214,6 +238,11 @@ impl Known {
         let state = self.within(self.window);
         self.recurrent.map_or(state, |recurrent| mix(state, recurrent))
     }
+}
+
+/// Adds a token to the recurrent state, if there is one.
+fn see(recurrent: &mut Option<u64>, token: u32) {
+    recurrent.iter_mut().for_each(|recurrent| *recurrent = mix(*recurrent, u64::from(token)));
 }
 
 /// The key of a token in sliding layers, from the content of its slot in the other layers.
@@ -288,6 +317,7 @@ impl Model for HashModel {
         self.counts.tokens.fetch_add(batch.tokens().len(), Relaxed);
         self.counts.rows.fetch_add(batch.logit_rows().len(), Relaxed);
         self.counts.widest.fetch_max(batch.runs().len(), Relaxed);
+        self.check_logs(batch)?;
         self.take_states(batch);
         if let Some(hook) = &mut self.hook
             && let Err(error) = hook(batch, None)
@@ -308,6 +338,17 @@ impl Model for HashModel {
             let slot = |table: &[u32], p: usize| {
                 table[p / Batch::BLOCK_TOKENS] as usize * Batch::BLOCK_TOKENS + p % Batch::BLOCK_TOKENS
             };
+            let mut recurrent = self.taken[at].map(|state| if run.start == 0 { 0 } else { state });
+            let (certain, drafts) =
+                batch.tokens()[run.tokens.clone()].split_at(run.tokens.len() - run.log.drafts);
+            let mut confirmed = recurrent;
+            if let Some(log) = self.logs.get_mut(run.state as usize) {
+                log[..run.log.accepted].iter().for_each(|&token| see(&mut recurrent, token));
+                log.clear();
+                log.extend_from_slice(drafts);
+                confirmed = recurrent;
+                certain.iter().for_each(|&token| see(&mut confirmed, token));
+            }
             let mut keys = Vec::new();
             if window > 0 {
                 let first = (run.start + 1).saturating_sub(window);
@@ -316,7 +357,7 @@ impl Model for HashModel {
             let mut known = Known {
                 state: (0..run.start).fold(0, |state, p| mix(state, self.slots[slot(table, p)])),
                 position: run.start,
-                recurrent: self.taken[at].map(|state| if run.start == 0 { 0 } else { state }),
+                recurrent,
                 window,
                 keys,
             };
@@ -337,7 +378,7 @@ impl Model for HashModel {
                     lower_others(row, wanted.highest(), &mut self.order);
                 }
             }
-            self.put_state(run, known.recurrent);
+            self.put_state(run, confirmed);
         }
         match &mut self.hook {
             Some(hook) => hook(batch, Some(logits)),
@@ -399,9 +440,15 @@ impl Model for HashModel {
         Ok(())
     }
 
+    fn reserve_log(&mut self, drafts: usize) -> Result<usize, ForwardError> {
+        self.log_room = if self.without_logs || self.states.is_empty() { 0 } else { drafts };
+        Ok(self.log_room)
+    }
+
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.counts.state_copies.fetch_add(1, Relaxed);
         self.states[to as usize] = self.states[from as usize];
+        self.logs[to as usize].clear();
         Ok(())
     }
 
@@ -418,6 +465,9 @@ impl Model for HashModel {
     }
 
     fn write_cache(&mut self, place: CachePlace, from: &[u8]) -> Result<(), ForwardError> {
+        if let CachePlace::State(slot) = place {
+            self.logs[slot as usize].clear();
+        }
         let to = self.values(place);
         assert_eq!(from.len(), 8 * to.len(), "the bytes of a part");
         to.iter_mut().zip(from.as_chunks().0).for_each(|(to, from)| *to = u64::from_le_bytes(*from));

@@ -187,6 +187,9 @@ pub trait Backend: Send {
     /// Whether panels and [`Backend::prepare_shortlist`] use the bytes of a file in place.
     const READS_PANELS: bool = false;
 
+    /// Whether states can have logs of drafts ([`Backend::reserve_log`]).
+    const LOGS_DRAFTS: bool = false;
+
     /// Describes what this backend runs on.
     fn info(&self) -> BackendInfo;
 
@@ -354,7 +357,9 @@ pub trait Backend: Send {
     /// the norm of each head's output, and the output gate ([`crate::order`] has the formulas).
     ///
     /// `x` has the columns that [`DeltaShape`] describes, and `out` is `[n][value_width]`. Every run reads its slot of
-    /// `state` and writes the state after its last token to it; no two runs may share a slot.
+    /// `state` and writes the state after its last token to it; no two runs may share a slot. If the slot has a log, a run
+    /// first takes the state through the drafts of the previous run that were accepted, and leaves the state before its
+    /// own drafts ([`crate::DraftLog`]).
     fn gated_delta(
         &mut self,
         step: Step<'_>,
@@ -364,7 +369,13 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Copies slot `from` to slot `to`.
+    /// Makes room for logs of up to `drafts` drafts, one beside every slot; returns how many fit. A backend without logs
+    /// returns 0, and its runs must not have any ([`crate::DraftLog`]).
+    fn reserve_log(&mut self, _state: &mut Self::State, _drafts: usize) -> Result<usize, KernelError> {
+        Ok(0)
+    }
+
+    /// Copies the state in slot `from` to slot `to`, without its log.
     fn copy_state(&mut self, state: &mut Self::State, from: u32, to: u32) -> Result<(), KernelError>;
 
     /// Multiplies `out[t][i]` by `sigmoid(x[t][column + i])`, for every column of `out`.

@@ -79,8 +79,8 @@ pub use heap::trim_heap;
 pub use int8::Int8Matrix;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use operation::{
-    DeltaShape, DeltaWeights, ExpertShape, Gate, Grouping, HeadNorms, Norm, Norms, Rotate, RowOrder,
-    RowsKind, Run, Step,
+    DeltaShape, DeltaWeights, DraftLog, ExpertShape, Gate, Grouping, HeadNorms, Norm, Norms, Rotate,
+    RowOrder, RowsKind, Run, Step,
 };
 pub use reference::Reference;
 #[cfg(windows)]

@@ -17,6 +17,20 @@ pub struct Run {
     /// Slot with the recurrent state of the sequence; meaningless in a model without recurrent layers. A run that
     /// starts at position 0 begins with zeros, whatever the slot holds.
     pub state: u32,
+    /// What the run means to the log of the slot.
+    pub log: DraftLog,
+}
+
+/// The part of a run in the log of drafts that belongs to a slot ([`crate::Backend::reserve_log`]). Without drafts before
+/// and in the run, all is zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DraftLog {
+    /// Number of drafts of the sequence's last run that were accepted. They come between the state in the slot and the
+    /// run's first token.
+    pub accepted: usize,
+    /// Number of drafts at the end of the run, fewer than it has tokens: the state in the slot stops before them, and the
+    /// log keeps what the next run needs to take them up.
+    pub drafts: usize,
 }
 
 /// Where the tokens of a step belong.
@@ -187,6 +201,17 @@ impl DeltaShape {
     /// keys and values after the convolution, then the decays and the rates of all value heads.
     pub fn between_len(&self) -> usize {
         self.channels().next_multiple_of(16) + 2 * self.value_heads.next_multiple_of(16)
+    }
+
+    /// Floats that the log of a slot keeps for a draft: its input of the convolution, then its keys and values after it,
+    /// and the decays and the rates of all value heads.
+    pub fn log_len(&self) -> usize {
+        self.channels().next_multiple_of(16) + self.learned_len()
+    }
+
+    /// Floats of a token in the row of [`DeltaShape::between_len`] that change a state: all but the queries.
+    pub(crate) fn learned_len(&self) -> usize {
+        self.between_len() - self.key_width()
     }
 
     /// Floats that the kernels of a layer on a GPU pass to each other for every token, once for all layers: queries, keys

@@ -49,8 +49,8 @@ pub use files::{
 pub use identity::{Hash, cache_identity, cache_salt, remembered_identity, weights_identity};
 pub use inspect::{Inspection, Sizes, TensorInfo, TokenizerInfo, inspect, trits_sha256};
 pub use net::{
-    Batch, CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Logits, Model, ModelFootprint, Run,
-    Transformer, WeightBytes,
+    Batch, CacheBytes, CachePlace, DraftLog, ForwardError, HiddenRows, Limits, Logits, Model, ModelFootprint,
+    Run, Transformer, WeightBytes,
 };
 pub use spec::{
     Activation, Experts, Grouped, Hybrid, ModelSpec, Multipliers, Pooling, Rope, RopeScaling, Rotation,

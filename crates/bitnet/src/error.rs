@@ -151,6 +151,7 @@ impl Error {
             Error::Start(StartError::Folder(e)) => e.cure,
             Error::HostCache { .. } => "give it less, or free memory",
             Error::Start(StartError::NoGpu) => "compute on a GPU, or leave it out",
+            Error::Start(StartError::NoLogs { .. }) => "draft fewer tokens, or use fewer sequences",
             Error::Start(StartError::CacheStays) => "leave out the folder for the cache",
             Error::Start(_) => "give at least 1 for every limit",
             Error::NoTokenizer { .. } => {

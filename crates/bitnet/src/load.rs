@@ -93,7 +93,7 @@ impl Want {
     /// The same needs, with up to `drafts` drafted tokens for a sequence in a step.
     #[must_use]
     pub const fn drafting(self, drafts: usize) -> Want {
-        // One more state, which a sequence goes back to when a draft is refused.
+        // One more state, which a sequence goes back to when a draft is refused on a device without logs.
         let states = if drafts > 0 { self.states + 1 } else { self.states };
         Want { drafts, states, ..self }
     }
@@ -361,7 +361,8 @@ fn on<B: Footprint + 'static>(
     let footprint = if want.windows { footprint.with_windows() } else { footprint };
     let smaller = draft.model.as_ref().map(|model| ModelFootprint::new(&own, &model.spec, &*model.tensors));
     let bytes = |limits| {
-        footprint.bytes(limits) + smaller.as_ref().map_or(0, |smaller| smaller.bytes(without_states(limits)))
+        let smaller = smaller.as_ref().map_or(0, |smaller| smaller.bytes(without_states(limits)));
+        footprint.bytes(limits) + smaller + log_bytes::<B>(&spec, want, limits)
     };
     let (weights, plan) = (footprint.weights(), plan(memory, &spec, &bytes, want)?);
     let load = if want.windows { Transformer::load_with_windows } else { Transformer::load };
@@ -385,6 +386,11 @@ fn on<B: Footprint + 'static>(
         gpu: None,
         refused: Vec::new(),
     })
+}
+
+/// Bytes of the logs of drafts beside recurrent states.
+fn log_bytes<B: Footprint>(spec: &ModelSpec, want: Want, limits: Limits) -> u64 {
+    if B::LOGS_DRAFTS { (limits.state_slots * want.drafts * spec.logged_draft_bytes()) as u64 } else { 0 }
 }
 
 /// The limits of a smaller model that drafts, which has no recurrent layers.
@@ -529,7 +535,8 @@ mod tests {
         let cpu = Cpu::new(Isa::best(), 1)?;
         let footprint = ModelFootprint::new(&cpu, spec, tensors);
         let footprint = if want.windows { footprint.with_windows() } else { footprint };
-        plan((Some(Memory::Bytes(memory)), None), spec, &|limits| footprint.bytes(limits), want)
+        let bytes = |limits| footprint.bytes(limits) + log_bytes::<Cpu>(spec, want, limits);
+        plan((Some(Memory::Bytes(memory)), None), spec, &bytes, want)
     }
 
     /// Plans an engine with a recurrent state of a quarter of a megabyte for each of two layers.
@@ -598,6 +605,21 @@ mod tests {
             // However little memory there is, a sequence never takes more than with full attention.
             assert!(of(true, 64).bytes <= of(false, 64).bytes);
         }
+    }
+
+    fn every_state_on_the_cpu_has_room_for_a_log_of_drafts() {
+        let delta = DeltaShape { key_heads: 2, value_heads: 16, head_dim: 64, taps: 4 };
+        let plain = crate::open_checkpoint("synthetic:tiny", &mut |_, _, _| {}).unwrap().checkpoint.spec;
+        let hybrid = Hybrid { attends: vec![false; plain.layers].into(), delta, float_alpha_beta: false };
+        let spec = ModelSpec { hybrid: Some(hybrid), ..plain };
+        let bytes = |drafts| {
+            let want = Want::engine(8, drafts, spec.context);
+            planned_on_cpu(1 << 40, &spec, &Synthetic::of(spec.clone()), want).unwrap().bytes.unwrap()
+        };
+        // Inputs, keys, values, decays and rates of a draft, beside 17 states; one state more than without drafts.
+        let draft = spec.layers * 4 * (2 * (2 * 128 + 1024) - 128 + 2 * 16);
+        let logs = bytes(5) - bytes(4);
+        assert_eq!(logs, 17 * draft as u64);
     }
 
     #[test]

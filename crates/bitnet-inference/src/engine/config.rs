@@ -27,7 +27,7 @@ pub struct EngineConfig {
     pub max_queued_requests: usize,
     /// Maximum number of waiting prompt tokens; further requests are refused.
     pub max_queued_tokens: usize,
-    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off. With recurrent layers, each
+    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off. With recurrent layers on a GPU, each
     /// sequence that drafts needs a second state slot during the step.
     pub max_draft: usize,
     /// Number of unread updates at which a request pauses.
@@ -100,6 +100,9 @@ pub enum StartError {
     /// A cache in host memory was asked for, but the model's own cache is there.
     #[error("the cache is in host memory already, because no GPU computes (host_cache)")]
     NoGpu,
+    /// There is no memory for the drafts that are kept beside recurrent states.
+    #[error("cannot draft {drafts} tokens: {message}: draft fewer, or use fewer sequences")]
+    NoLogs { drafts: usize, message: String },
     /// The operating system could not start a thread.
     #[error("cannot start a thread: {message}: close other programs, or raise the limit on threads")]
     Thread { message: String },

@@ -157,7 +157,10 @@ impl Engine {
         // The limits of the queue bound this channel, because every request is first counted there.
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();
-        let mut steps = StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter);
+        let steps = StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter).with_logs();
+        let no_logs =
+            |error: ForwardError| StartError::NoLogs { drafts: config.max_draft, message: error.to_string() };
+        let mut steps = steps.map_err(no_logs)?;
         let wake = control.clone();
         steps.keep_cache(&config, Arc::new(move || drop(wake.send(Command::Look))))?;
         // Those who ask before the first step already see that there is a tier.

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bitnet_model::ForwardError;
+
 use super::config::{EngineConfig, StartError};
 use super::drafter::Drafter;
 use super::stepper::{StepTimes, Stepper};
@@ -107,6 +109,15 @@ impl<'m> StepLoop<'m> {
         // Without a folder, no other process reads what this one keeps.
         self.scheduler.keep_outside(folder.as_ref().map_or([0; 32], |folder| folder.identity));
         Ok(())
+    }
+
+    /// The same loop, with logs of drafts beside the recurrent states of a model that has them.
+    ///
+    /// # Errors
+    /// If there is not enough memory for them.
+    pub fn with_logs(mut self) -> Result<Self, ForwardError> {
+        let room = self.stepper.reserve_log(self.scheduler.config().max_draft)?;
+        Ok(StepLoop { scheduler: self.scheduler.with_logs_of(room), ..self })
     }
 
     /// Runs a step; returns false if there is nothing to compute.

@@ -1,7 +1,6 @@
 //! Checks the scheduler's invariants: every block, state and sequence is in exactly one place.
 //! The simulation calls this after every step, the engine now and then.
 
-use super::draft::Source;
 use super::plan::{BLOCK, Plan};
 use super::{Scheduler, seq};
 
@@ -36,6 +35,9 @@ impl Scheduler {
             let computes = self.states.total() > 0 && (s.running || s.parked());
             if s.state.is_some() != computes || s.kept.is_some() {
                 return Err(format!("{:?}: state {:?}, before drafts {:?}", s.id, s.state, s.kept));
+            }
+            if s.logged > self.log_room.min(s.computed) || s.logged > 0 && s.state.is_none() {
+                return Err(format!("{:?}: {} drafts in the log of {:?}", s.id, s.logged, s.state));
             }
             if s.computed >= s.text().len() || s.computed > s.table.len() * BLOCK || s.drafted > 0 {
                 return Err(format!("{:?}: {} of {} tokens computed", s.id, s.computed, s.text().len()));
@@ -99,8 +101,11 @@ impl Scheduler {
                     return Err(format!("{:?} changes state {state}, which another run changes too", s.id));
                 }
             }
-            let rejectable = run.drafts > 0 && run.source != Source::Forced;
-            if !states.is_empty() && (s.kept.is_some() != rejectable || s.state.is_none()) {
+            let copies = self.log_room == 0 && run.rejectable() > 0;
+            let log = self.log(run);
+            if !states.is_empty() && (s.kept.is_some() != copies || s.state.is_none())
+                || log.drafts > self.log_room
+            {
                 return Err(format!(
                     "{:?}: {} drafts, state {:?}, kept {:?}",
                     s.id, run.drafts, s.state, s.kept

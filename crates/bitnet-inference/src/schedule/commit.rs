@@ -106,8 +106,10 @@ impl Scheduler {
 
     /// Applies a computed run to its sequence.
     fn advance(&mut self, run: &PlannedRun, drawn: &mut [SampledToken]) {
+        let in_log = self.log(run).drafts;
         let s = seq_mut(&mut self.slots, run.slot);
         s.computed = run.start + run.len - run.drafts;
+        s.logged = 0;
         s.tokens.truncate(s.confirmed());
         s.drafted = 0;
         if s.computed >= s.suspect {
@@ -118,19 +120,22 @@ impl Scheduler {
         }
         if s.pending() > 0 {
             self.counts.split_prompts += u64::from(run.start == 0);
+            let computed = s.computed;
             self.publish(run.slot);
-            self.save_state(run.slot);
+            self.save_state(run.slot, computed);
             return;
         }
         if !s.draws || s.tokens.len() >= s.end {
+            let computed = s.computed;
             self.publish(run.slot);
-            self.save_state(run.slot);
+            self.save_state(run.slot, computed);
             self.end(run.slot, Ok(FinishReason::Length));
             return;
         }
         // Each drawn token before the last was drafted correctly, so it is already in the cache.
         let accepted = drawn.len() - 1;
         s.computed += accepted;
+        s.logged = if in_log > 0 { accepted } else { 0 };
         if let Some(kept) = s.kept.take() {
             // The state has seen all drafts. If one is rejected, go back to the state before them: the accepted ones,
             // too, are computed again.
@@ -139,6 +144,8 @@ impl Scheduler {
             self.states.release(unused);
             s.computed = if accepted == run.drafts { s.computed } else { run.start };
         }
+        // The state stops before drafts that are in its log.
+        let state_at = s.computed - s.logged;
         s.forced.clear();
         let source = run.source as usize;
         self.counts.sources[source][1] += accepted as u64;
@@ -157,13 +164,12 @@ impl Scheduler {
             }
         }
         let s = seq_mut(&mut self.slots, run.slot);
-        let seen = s.computed;
-        s.computed = seen.min(s.tokens.len());
-        let exact = s.computed == seen;
+        s.computed = s.computed.min(s.tokens.len());
+        let exact = state_at <= s.computed;
         self.publish(run.slot);
         // A text that ends at a draft is shorter than what its state has seen.
         if exact {
-            self.save_state(run.slot);
+            self.save_state(run.slot, state_at);
         }
         if let Some(finish) = finish {
             self.end(run.slot, Ok(finish));
@@ -234,17 +240,20 @@ impl Scheduler {
         }
     }
 
-    /// Takes a snapshot of a sequence's state if its computed tokens fill whole blocks: always where a snapshot is
-    /// planned, elsewhere only if the other running sequences can keep one too. An unplanned snapshot replaces the
-    /// previous unplanned one, so the latest is near the end of the text.
-    fn save_state(&mut self, slot: u32) {
+    /// Takes a snapshot of a sequence's state, which is that after `len` tokens, if these fill whole blocks: always where
+    /// a snapshot is planned, elsewhere only if the other running sequences can keep one too. An unplanned snapshot
+    /// replaces the previous unplanned one, so the latest is near the end of the text.
+    fn save_state(&mut self, slot: u32, len: usize) {
+        if !len.is_multiple_of(BLOCK) || !self.takes_snapshots() {
+            return;
+        }
         let s = seq(&self.slots, slot);
-        let full = s.computed > 0 && s.computed.is_multiple_of(BLOCK) && self.takes_snapshots();
-        let (Some(state), Some(&chain), true) = (s.state, s.chains.last(), full) else { return };
-        let planned = s.computed == s.branch || s.computed == s.boundary();
+        let chain = |back: usize| (len / BLOCK).checked_sub(back).and_then(|at| s.chains.get(at)).copied();
+        let (Some(state), Some(after)) = (s.state, chain(1)) else { return };
+        let planned = len == s.branch || len == s.boundary();
         if planned || self.states.available() > self.running.len() {
-            let before = s.chains.len().checked_sub(2).map(|at| s.chains[at]);
-            self.states.save(state, chain, before, !planned);
+            let before = chain(2);
+            self.states.save(state, after, before, !planned);
         }
     }
 

@@ -1,5 +1,7 @@
 //! The drafts of a step: which runs get some, from where, and how they are added to the plan.
 
+use bitnet_model::DraftLog;
+
 use super::draft::{self, Candidate, Source};
 use super::plan::{BLOCK, Budget, Plan, PlannedRun};
 use super::sequence::Sequence;
@@ -21,15 +23,17 @@ impl Scheduler {
             if s.pending() > 1 || !s.draws {
                 continue;
             }
-            let room = s.end.saturating_sub(s.tokens.len() + 1).min(self.draftable(s)).min(budget.tokens);
+            let room = s.end.saturating_sub(s.tokens.len() + 1).min(self.longest_run() - 1).min(budget.tokens);
             if !s.forced.is_empty() {
+                let room = room.min(Self::until_block(s));
                 // Where log-probabilities are wanted, each forced token needs the row before it.
                 let rows = if s.request.config.logprobs.is_some() { budget.rows } else { room };
                 let given = s.forced.len().min(room).min(rows);
                 let forced = Candidate { given, ..self.candidate(at, Source::Forced, 0, given) };
                 self.place_drafts(forced, budget, plan);
             } else if self.config.max_draft > 0 {
-                let candidate = self.candidate_of(at, s, room.min(self.config.max_draft));
+                let most = self.config.max_draft.min(self.rejectable(s));
+                let candidate = self.candidate_of(at, s, room.min(most));
                 self.candidates.extend(candidate);
             }
         }
@@ -70,22 +74,23 @@ impl Scheduler {
     }
 
     /// Appends the drafts given to a candidate after its pending token, if there are blocks and, for drafts that may be
-    /// rejected, a slot for a copy of the state. Drafts of a drafter are placeholders at first.
+    /// rejected by a model without logs, a slot for a copy of the state. Drafts of a drafter are placeholders at first.
     fn place_drafts(&mut self, candidate: Candidate, budget: &mut Budget, plan: &mut Plan) {
         let Candidate { run, source, from, given: drafts, .. } = candidate;
         let slot = plan.runs[run].slot;
         let s = seq(&self.slots, slot);
         let rejectable = source != Source::Forced;
+        let copies = rejectable && s.state.is_some() && self.log_room == 0;
         // Rejected drafts leave their blocks in the table, so it may be longer than necessary.
         if drafts == 0
             || !self.missing(s, 1 + drafts).fit(self.available())
-            || rejectable && s.state.is_some() && self.states.available() == 0
+            || copies && self.states.available() == 0
         {
             return;
         }
         self.make_room(slot, 1 + drafts, budget, plan);
         let s = seq_mut(&mut self.slots, slot);
-        if rejectable {
+        if copies {
             s.kept = s.state.and_then(|state| self.states.keep(state));
         }
         match source {
@@ -126,9 +131,27 @@ impl Scheduler {
         self.counts.drafted += drafts.len() as u64;
     }
 
-    /// Maximum number of drafts of a sequence. With a recurrent state, they end where a snapshot can be taken.
-    fn draftable(&self, s: &Sequence) -> usize {
-        let most = self.longest_run() - 1;
-        s.state.map_or(most, |_| most.min(BLOCK - 1 - s.computed % BLOCK))
+    /// Maximum number of drafts of a sequence that may be rejected. With a recurrent state, a snapshot must be possible at
+    /// the end of each block. A state with a log stops before the drafts of its run, so one run must begin with the last
+    /// token of the block.
+    fn rejectable(&self, s: &Sequence) -> usize {
+        match (s.state, self.log_room) {
+            (None, _) => usize::MAX,
+            (Some(_), 0) => Self::until_block(s),
+            (Some(_), room) => room.min(BLOCK - 1 - (s.computed + 1) % BLOCK),
+        }
+    }
+
+    /// Number of tokens between the next one of a sequence and the end of its block, where a snapshot can be taken;
+    /// without a recurrent state, there is no limit.
+    fn until_block(s: &Sequence) -> usize {
+        s.state.map_or(usize::MAX, |_| BLOCK - 1 - s.computed % BLOCK)
+    }
+
+    /// What a planned run means to the log of its sequence's state.
+    pub(crate) fn log(&self, run: &PlannedRun) -> DraftLog {
+        let s = seq(&self.slots, run.slot);
+        let drafts = if s.state.is_some() && self.log_room > 0 { run.rejectable() } else { 0 };
+        DraftLog { accepted: s.logged, drafts }
     }
 }

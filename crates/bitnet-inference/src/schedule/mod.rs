@@ -14,7 +14,8 @@
 //!
 //! If the model has recurrent layers, a sequence that holds blocks also owns a slot with its state. There is one slot
 //! for every place, so only waiting sequences have to give theirs back. Cached blocks are used up to the last position
-//! that has a snapshot of the state; `plan.rs` says where snapshots are taken.
+//! that has a snapshot of the state; `plan.rs` says where snapshots are taken. A model with logs keeps the state before the
+//! drafts of a run in the slot and the drafts beside it; `commit` says how many of them the next run takes up.
 //!
 //! If sliding layers have blocks of their own (`windows.rs`), a sequence needs blocks of both pools, and gives both back.
 
@@ -86,6 +87,8 @@ pub struct Scheduler {
     pace: Pacer,
     /// Whether a drafter drafts for the decoding sequences of a step once it is planned.
     drafter: bool,
+    /// Number of drafts for which the log of a state slot has room; without logs, states are copied before drafts.
+    log_room: usize,
     /// Whether drafts are made without regard to the times of steps.
     at_any_cost: bool,
     /// Whether no drafts come from the text.
@@ -132,6 +135,7 @@ impl Scheduler {
             counts: SchedulerCounts::default(),
             pace: Pacer::new(config.sizing, config.max_running),
             drafter: false,
+            log_room: 0,
             at_any_cost: false,
             without_text: false,
             rates: Default::default(),
@@ -145,10 +149,10 @@ impl Scheduler {
 
     /// A scheduler without sequences, on an empty cache, that keeps the counts and learned step times of this one.
     pub fn restarted(&self) -> Self {
-        let Scheduler { counts, drafter, at_any_cost, without_text, rates, .. } = *self;
+        let Scheduler { counts, drafter, log_room, at_any_cost, without_text, rates, .. } = *self;
         let pace = self.pace.clone();
         let new = Scheduler::new(self.config.clone()).with_windows(self.window);
-        let mut new = Scheduler { counts, drafter, at_any_cost, without_text, rates, pace, ..new };
+        let mut new = Scheduler { counts, drafter, log_room, at_any_cost, without_text, rates, pace, ..new };
         self.identity().into_iter().for_each(|identity| new.keep_outside(identity));
         new
     }
@@ -169,6 +173,12 @@ impl Scheduler {
     #[must_use]
     pub fn with_drafter(self) -> Self {
         Scheduler { drafter: true, ..self }
+    }
+
+    /// Plans for a model whose state slots have logs of this many drafts ([`bitnet_model::Model::reserve_log`]).
+    #[must_use]
+    pub fn with_logs_of(self, drafts: usize) -> Self {
+        Scheduler { log_room: drafts, ..self }
     }
 
     /// Plans as many drafts as there are, whatever they cost: for tests, whose plans then do not depend on measured
@@ -365,7 +375,7 @@ impl Scheduler {
             self.states.release(state);
         }
         s.chains.clear();
-        s.computed = 0;
+        (s.computed, s.logged) = (0, 0);
     }
 }
 

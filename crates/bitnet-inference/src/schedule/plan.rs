@@ -1,9 +1,10 @@
 //! Plans a step in four phases: running sequences that decode, running sequences with prompt tokens to compute, waiting
 //! sequences, and drafts. Each phase gets only the tokens, rows and blocks that the earlier phases leave.
 //!
-//! A slot holds the recurrent state after the last token of a run, so a snapshot can be taken only where a run ends.
-//! Prompts are therefore cut at their last block boundary, and at the end of what they share with a cached text.
-//! Decoding runs need no extra cut: drafts never cross a block boundary, so some run ends at each one.
+//! A slot holds the recurrent state after the last token of a run, or before its drafts if these are in a log, so a
+//! snapshot can be taken only there. Prompts are therefore cut at their last block boundary, and at the end of what they
+//! share with a cached text. Decoding runs need no extra cut: the drafts of a run are so many that some state stops at
+//! each block boundary.
 
 use std::ops::Range;
 
@@ -40,6 +41,13 @@ pub struct PlannedRun {
     /// Number of tokens at the end that need logits: none within a prompt, otherwise the last one and one for each
     /// draft that may be rejected.
     pub rows: usize,
+}
+
+impl PlannedRun {
+    /// Number of drafts that may be rejected.
+    pub(crate) fn rejectable(&self) -> usize {
+        if self.source == Source::Forced { 0 } else { self.drafts }
+    }
 }
 
 /// The plan of a step.

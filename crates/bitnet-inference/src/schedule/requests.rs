@@ -39,6 +39,7 @@ impl Scheduler {
                 chains: Vec::new(),
                 state: None,
                 kept: None,
+                logged: 0,
                 branch: 0,
                 cached: None,
                 suspect: 0,

@@ -87,11 +87,14 @@ pub struct Sequence {
     pub(crate) wanted: Wanted,
     /// The chain after each published block.
     pub(crate) chains: Vec<Chain>,
-    /// The slot with the recurrent state after the computed tokens. A sequence that runs or is parked owns one, if the
+    /// The slot with the recurrent state after the computed tokens, without those in its log. A sequence that runs or is parked owns one, if the
     /// model has any.
     pub(crate) state: Option<u32>,
-    /// Between plan and commit of drafts, the slot with the state before them.
+    /// Between plan and commit of drafts, the slot with the state before them, if the model has no logs.
     pub(crate) kept: Option<u32>,
+    /// How many of the drafts in the log of the state's slot were accepted: the last of the computed tokens, which the
+    /// state has not seen.
+    pub(crate) logged: usize,
     /// The request.
     pub request: Arc<Request>,
     /// Block table of sliding layers, as long as `table`, if these have blocks of their own.

@@ -1,4 +1,5 @@
-//! Drafters change nothing but the speed: random mixes of requests with drafters of every quality.
+//! What drafters are right about, and how requests run with one. `mixes.rs` runs random requests with drafters of every
+//! quality.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,32 +7,20 @@ use std::sync::Arc;
 use bitnet_inference::sim::{HashModel, mix};
 use bitnet_inference::{
     BatchSizing, Constraint, ConstraintError, DraftModelError, Drafter, End, GenerationConfig, HeadDrafter,
-    ModelDrafter, Output, Priority, Request, RequestError, TokenLogprobs, TokenSet,
+    ModelDrafter, Output, Request, RequestError, TokenLogprobs, TokenSet,
     scheduling::{
         Drafting, Event, Reader, Scheduler, SchedulerConfig, SchedulerCounts, SeqId, Source, StepLoop,
         Stepper,
     },
 };
-use bitnet_model::{Batch, ForwardError, Limits, Model};
+use bitnet_kernels::BackendInfo;
+use bitnet_model::{Batch, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec};
 
 use crate::support::*;
 
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 += 1;
-        (mix(self.0, 77) % n as u64) as usize
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
-
 /// Of every five tokens, the second and the third follow from the one before, and so they are forced.
 #[derive(Debug)]
-struct Halting;
+pub struct Halting;
 
 impl Halting {
     fn only(generated: &[u32]) -> Option<u32> {
@@ -55,14 +44,14 @@ impl Constraint for Halting {
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Answer {
-    tokens: Vec<u32>,
-    logprobs: Vec<Option<TokenLogprobs>>,
-    end: Option<Result<End, RequestError>>,
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<Option<TokenLogprobs>>,
+    pub end: Option<Result<End, RequestError>>,
 }
 
 #[derive(Default)]
-struct Answers(HashMap<SeqId, Answer>);
+pub struct Answers(pub HashMap<SeqId, Answer>);
 
 impl Reader for Answers {
     fn deliver(&mut self, scheduler: &mut Scheduler, _: &mut Stepper<'_>) {
@@ -84,7 +73,7 @@ impl Reader for Answers {
     }
 }
 
-fn scheduler(limits: Limits, max_running: usize, max_draft: usize) -> Scheduler {
+pub fn scheduler(limits: Limits, max_running: usize, max_draft: usize) -> Scheduler {
     Scheduler::new(SchedulerConfig {
         max_running,
         max_tokens: limits.max_tokens,
@@ -102,25 +91,90 @@ fn scheduler(limits: Limits, max_running: usize, max_draft: usize) -> Scheduler 
 }
 
 /// A sequence's answer alone, without drafts, in a cache of its own.
-fn answer_alone(request: &Request, states: bool) -> HashMap<SeqId, Answer> {
+pub fn answer_alone(request: &Request, states: bool) -> HashMap<SeqId, Answer> {
     let limits =
         Limits { max_tokens: 600, max_logit_rows: 600, kv_blocks: 64, state_slots: 8 * usize::from(states) };
     let request = Request { prediction: Vec::new(), ..request.clone() };
-    run(limits, 4, 0, None, &[(request, 0)]).0
+    run(&Setting::of(limits, 4, 0), None, &[(request, 0)]).0
 }
 
-/// Runs requests, each submitted before the step with its number.
-fn run(
-    limits: Limits,
-    max_running: usize,
-    max_draft: usize,
+/// Where requests run.
+pub struct Setting {
+    pub limits: Limits,
+    pub max_running: usize,
+    pub max_draft: usize,
+    /// Whether recurrent states have logs of drafts.
+    pub logs: bool,
+    /// The step before which the scheduler starts again on an empty cache, if any. Requests that have not ended are then
+    /// submitted again, and go on after what they have told if that is possible.
+    pub restart: Option<usize>,
+}
+
+impl Setting {
+    pub fn of(limits: Limits, max_running: usize, max_draft: usize) -> Self {
+        Setting { limits, max_running, max_draft, logs: true, restart: None }
+    }
+}
+
+/// What is added to the id of a request that is submitted again.
+pub const AGAIN: u64 = 1 << 20;
+
+/// Whether a request can go on after the tokens that it has told: others hold some back, or have several choices.
+pub fn resumable(request: &Request) -> bool {
+    let config = &request.config;
+    config.n == 1 && config.stop_strings.is_empty() && request.output == Output::Tokens
+}
+
+/// A request that goes on after these tokens.
+pub fn resumed(request: &Request, told: &[u32]) -> Request {
+    let prompt = [&request.prompt[..], told].concat();
+    Request { prompt, generated: request.generated + told.len(), ..request.clone() }
+}
+
+/// Starts again, and submits the requests that have not ended.
+fn restart(steps: &mut StepLoop<'_>, answers: &mut Answers, requests: &[(Request, usize)]) {
+    steps.scheduler = steps.scheduler.restarted();
+    for (id, (request, _)) in (0..).zip(requests) {
+        let choices = || (0..request.config.n as u32).map(move |choice| SeqId { request: id, choice });
+        if choices().all(|id| answers.0.get(&id).is_some_and(|answer| answer.end.is_some())) {
+            continue;
+        }
+        let again = if resumable(request) {
+            let told = answers.0.get(&SeqId { request: id, choice: 0 });
+            resumed(request, told.map_or(&[], |answer| &answer.tokens))
+        } else {
+            choices().for_each(|id| drop(answers.0.remove(&id)));
+            request.clone()
+        };
+        let seed = request.config.seed.unwrap();
+        steps.scheduler.submit(steps.now(), id + AGAIN, Arc::new(again), seed);
+    }
+}
+
+/// Runs requests, each submitted before the step with its number. Returns the answers, and counts of the scheduler and of
+/// failures of the drafter.
+pub fn run(
+    setting: &Setting,
     drafter: Option<Box<dyn Drafter>>,
     requests: &[(Request, usize)],
 ) -> (HashMap<SeqId, Answer>, SchedulerCounts, u64) {
+    let &Setting { limits, max_running, max_draft, logs, restart: restarts } = setting;
     let context = CONTEXT.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
     let model = HashModel::new(VOCAB, context, limits).with_draft_head();
-    let scheduler = scheduler(limits, max_running, max_draft);
-    let mut steps = StepLoop::new(scheduler, Stepper::new(Box::new(model))).drafting(drafter);
+    let model = if logs { model } else { model.without_logs() };
+    run_on(Box::new(model), scheduler(limits, max_running, max_draft), restarts, drafter, requests)
+}
+
+/// The same on a model with a scheduler.
+fn run_on(
+    model: Box<dyn Model>,
+    scheduler: Scheduler,
+    restarts: Option<usize>,
+    drafter: Option<Box<dyn Drafter>>,
+    requests: &[(Request, usize)],
+) -> (HashMap<SeqId, Answer>, SchedulerCounts, u64) {
+    let steps = StepLoop::new(scheduler, Stepper::new(model)).drafting(drafter);
+    let mut steps = steps.with_logs().unwrap();
     let mut answers = Answers::default();
     let (mut at, mut next) = (0, 0);
     loop {
@@ -128,6 +182,9 @@ fn run(
             let seed = request.config.seed.unwrap();
             steps.scheduler.submit(steps.now(), next as u64, Arc::new(request.clone()), seed);
             next += 1;
+        }
+        if restarts == Some(at) {
+            restart(&mut steps, &mut answers, &requests[..next]);
         }
         let more = steps.step(&mut answers);
         steps.scheduler.check().unwrap();
@@ -139,175 +196,15 @@ fn run(
         assert!(at < 100_000, "the requests do not end");
     }
     assert!(steps.scheduler.is_empty());
+    let again: Vec<SeqId> = answers.0.keys().copied().filter(|id| id.request >= AGAIN).collect();
+    for id in again {
+        let rest = answers.0.remove(&id).expect("it is a key");
+        let whole = answers.0.entry(SeqId { request: id.request - AGAIN, ..id }).or_default();
+        whole.tokens.extend(rest.tokens);
+        whole.logprobs.extend(rest.logprobs);
+        whole.end = rest.end;
+    }
     (answers.0, steps.scheduler.counts(), steps.stepper.faults().drafter)
-}
-
-fn request(rng: &mut Rng, prompts: &mut Vec<Vec<u32>>) -> Request {
-    let mut prompt = match rng.below(3) {
-        0 => Vec::new(),
-        _ => prompts.get(rng.below(4)).cloned().unwrap_or_default(),
-    };
-    let more = if rng.one_in(5) { rng.below(120) } else { rng.below(12) };
-    prompt.extend((0..=more).map(|_| rng.below(48) as u32));
-    if rng.one_in(4) && prompt.len() >= Batch::BLOCK_TOKENS {
-        prompt.truncate(prompt.len() / Batch::BLOCK_TOKENS * Batch::BLOCK_TOKENS);
-    }
-    prompts.push(prompt.clone());
-    let max_new_tokens = rng.below(30);
-    let text = |rng: &mut Rng| [b'a' + rng.below(5) as u8, b'a' + rng.below(10) as u8].map(char::from);
-    let config = GenerationConfig {
-        max_new_tokens,
-        min_new_tokens: rng.below(max_new_tokens / 2 + 1),
-        temperature: [0.0, 0.7, 1.0][rng.below(3)],
-        top_k: [0, 1, 7][rng.below(3)],
-        top_p: [1.0, 0.9][rng.below(2)],
-        repetition_penalty: [1.0, 1.3][rng.below(2)],
-        frequency_penalty: [0.0, 0.4, -3.0][rng.below(3)],
-        logit_bias: if rng.one_in(4) { (1..4).map(|token| (token, 30.0)).collect() } else { Vec::new() },
-        stop_tokens: if rng.one_in(4) { vec![rng.below(48) as u32] } else { Vec::new() },
-        stop_strings: if rng.one_in(4) { vec![text(rng).iter().collect(), "aab".into()] } else { Vec::new() },
-        ignore_eos: rng.one_in(2),
-        logprobs: rng.one_in(5).then_some(2),
-        n: if rng.one_in(6) { 3 } else { 1 },
-        seed: Some(rng.below(1000) as u64),
-        ..GenerationConfig::default()
-    };
-    Request {
-        output: if rng.one_in(20) { Output::Scored } else { Output::Tokens },
-        constraint: rng.one_in(4).then(|| Arc::new(Halting) as Arc<dyn Constraint>),
-        priority: [Priority::Interactive, Priority::Normal, Priority::Background][rng.below(3)],
-        ..Request::new(prompt, config)
-    }
-}
-
-/// Drafters that no one should use.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Quality {
-    Wrong,
-    Right,
-    /// Right for a while, then wrong; sometimes outside the vocabulary, sometimes fewer than asked for.
-    Mixed,
-    Failing,
-    Panicking,
-}
-
-struct Planted {
-    quality: Quality,
-    /// The text of each sequence.
-    texts: HashMap<SeqId, Vec<u32>>,
-    rng: Rng,
-}
-
-impl Drafter for Planted {
-    fn draft(&mut self, _: &mut dyn Model, asked: &mut Drafting<'_>) -> Result<(), ForwardError> {
-        for at in 0..asked.runs().len() {
-            let run = asked.runs()[at];
-            assert_eq!(asked.text(at).len(), run.len);
-            for place in 0..run.depth {
-                let right = self.texts.get(&run.id).and_then(|text| text.get(run.len + place)).copied();
-                let wrong = right.map_or(0, |token| (token + 1) % VOCAB as u32);
-                let token = match self.quality {
-                    Quality::Right => right.unwrap_or(0),
-                    Quality::Wrong => wrong,
-                    _ if self.rng.one_in(9) => return Ok(()),
-                    _ if self.rng.one_in(9) => VOCAB as u32 + 5,
-                    _ if self.rng.one_in(4) => wrong,
-                    _ => right.unwrap_or(0),
-                };
-                asked.push(at, token);
-            }
-            if self.rng.one_in(3) {
-                match self.quality {
-                    // Without the message that a panic prints.
-                    Quality::Panicking => std::panic::resume_unwind(Box::new("planted")),
-                    Quality::Failing => return Err(ForwardError::NoDraftHead),
-                    _ => {}
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-fn mixes(first: u64, count: u64) -> (SchedulerCounts, u64) {
-    let (mut all, mut failures) = (SchedulerCounts::default(), 0);
-    for seed in first..first + count {
-        let mut rng = Rng(mix(seed, 3) >> 1);
-        let states = rng.one_in(3);
-        let max_running = 1 + rng.below(5);
-        let limits = Limits {
-            max_tokens: 6 + rng.below(60),
-            max_logit_rows: 6 + rng.below(24),
-            kv_blocks: 4 + rng.below(20),
-            state_slots: if states { max_running + rng.below(4) } else { 0 },
-        };
-        let mut prompts = Vec::new();
-        let mut requests: Vec<(Request, usize)> = Vec::new();
-        let mut expected = HashMap::new();
-        let mut texts = HashMap::new();
-        let mut when = 0;
-        for id in 0..1 + rng.below(5) as u64 {
-            let mut request = request(&mut rng, &mut prompts);
-            request.prompt.truncate(150);
-            for (alone, answer) in answer_alone(&request, states) {
-                let text = [&request.prompt[..], &answer.tokens].concat();
-                texts.insert(SeqId { request: id, ..alone }, text);
-                expected.insert(SeqId { request: id, ..alone }, answer);
-            }
-            if rng.one_in(4) {
-                // A prediction that is right here and there.
-                let text = texts.get(&SeqId { request: id, choice: 0 }).cloned().unwrap_or_default();
-                let generated = text.get(request.prompt.len()..).unwrap_or_default();
-                request.prediction =
-                    generated.iter().map(|&t| if rng.one_in(6) { rng.below(50) as u32 } else { t }).collect();
-            }
-            when += rng.below(5);
-            requests.push((request, when));
-        }
-        let quality = [Quality::Wrong, Quality::Right, Quality::Mixed, Quality::Failing, Quality::Panicking];
-        let drafter: Option<Box<dyn Drafter>> = match rng.below(8) {
-            0 => None,
-            1 => Some(Box::new(HeadDrafter::new())),
-            2 => {
-                let model = HashModel::new(VOCAB, CONTEXT, Limits { state_slots: 0, ..limits });
-                Some(Box::new(ModelDrafter::new(Box::new(model), limits).unwrap()))
-            }
-            n => {
-                let rng = Rng(seed);
-                Some(Box::new(Planted { quality: quality[n - 3], texts: texts.clone(), rng }))
-            }
-        };
-        let max_draft = rng.below(17).min(limits.max_logit_rows);
-        let (got, counts, failed) = run(limits, max_running, max_draft, drafter, &requests);
-        assert_eq!(got.len(), expected.len(), "seed {seed}");
-        for (id, answer) in &expected {
-            assert_eq!(got.get(id), Some(answer), "seed {seed}, {id:?}, drafts of {max_draft}");
-        }
-        failures += failed;
-        all.preemptions += counts.preemptions;
-        all.prefix_hits += counts.prefix_hits;
-        for (all, counts) in all.sources.iter_mut().zip(counts.sources) {
-            all[0] += counts[0];
-            all[1] += counts[1];
-        }
-    }
-    (all, failures)
-}
-
-#[test]
-fn no_drafter_changes_an_answer_in_any_batch() {
-    let count = std::env::var("BITNET_SIM_SEEDS").map_or(2000, |n| n.parse().unwrap());
-    let (counts, failures) = mixes(0, count);
-    assert!(
-        counts.preemptions > 0 && counts.prefix_hits > 0 && failures > 0,
-        "{counts:?}, {failures} failures"
-    );
-    for source in Source::ALL {
-        let [drafted, accepted] = counts.sources[source as usize];
-        let rejected = drafted - accepted;
-        // A text that ends among forced tokens drops the others.
-        assert!(accepted > 100 && (rejected > 100 || source == Source::Forced), "{source:?}: {counts:?}");
-    }
 }
 
 /// Different prompts of several lengths, with seeds.
@@ -333,12 +230,100 @@ fn a_drafter_that_computes_what_the_model_computes_is_always_right() {
                 if name == "model" && states > 0 {
                     continue;
                 }
-                let (_, counts, failures) = run(limits, 6, max_draft, Some(drafter), &plain(6));
+                let setting = Setting::of(limits, 6, max_draft);
+                let (_, counts, failures) = run(&setting, Some(drafter), &plain(6));
                 let [drafted, accepted] = counts.sources[Source::Drafter as usize];
                 let what = format!("{name}, {max_draft} drafts, {states} states: {counts:?}");
                 assert_eq!((accepted, failures), (drafted, 0), "{what}");
                 assert!(drafted > 150, "{what}");
             }
+        }
+    }
+}
+
+/// Mistakes of a head about hidden states.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mistake {
+    /// It reads the state before the one that it should, as if the row carried from one step to the next were stale.
+    StaleRow,
+    /// It reads those of the sequences in reverse order.
+    SwappedSequences,
+}
+
+/// A model whose head is mistaken.
+struct Mistaken(HashModel, Option<Mistake>);
+
+impl Model for Mistaken {
+    fn spec(&self) -> &ModelSpec {
+        self.0.spec()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn backend(&self) -> BackendInfo {
+        self.0.backend()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut Logits) -> Result<(), ForwardError> {
+        self.0.forward(batch, logits)
+    }
+
+    fn has_draft_head(&self) -> bool {
+        true
+    }
+
+    fn draft(
+        &mut self,
+        batch: &Batch,
+        hidden: HiddenRows<'_>,
+        logits: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        let mut rows = hidden.rows().to_vec();
+        match self.1 {
+            Some(Mistake::StaleRow) => rows.iter_mut().for_each(|row| *row = row.saturating_sub(1)),
+            Some(Mistake::SwappedSequences) => rows.reverse(),
+            None => {}
+        }
+        let hidden = match hidden {
+            HiddenRows::Forward(_) => HiddenRows::Forward(&rows),
+            HiddenRows::Drafted(_) => HiddenRows::Drafted(&rows),
+        };
+        self.0.draft(batch, hidden, logits)
+    }
+
+    fn reserve_log(&mut self, drafts: usize) -> Result<usize, ForwardError> {
+        self.0.reserve_log(drafts)
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.0.copy_block(from, to)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
+        self.0.copy_state(from, to)
+    }
+}
+
+#[test]
+fn a_head_that_reads_another_rows_hidden_state_is_wrong_and_changes_no_text() {
+    for states in [0, 12] {
+        let limits = Limits { max_tokens: 40, max_logit_rows: 64, kv_blocks: 64, state_slots: states };
+        let run = |mistake| {
+            let model = Mistaken(HashModel::new(VOCAB, CONTEXT, limits).with_draft_head(), mistake);
+            let head: Option<Box<dyn Drafter>> = Some(Box::new(HeadDrafter::new()));
+            let scheduler = scheduler(limits, 6, 3);
+            let (answers, counts, failures) = run_on(Box::new(model), scheduler, None, head, &plain(6));
+            assert_eq!(failures, 0);
+            (answers, counts.sources[Source::Drafter as usize])
+        };
+        let (expected, [drafted, accepted]) = run(None);
+        assert_eq!(accepted, drafted, "without a mistake it is always right");
+        for mistake in [Mistake::StaleRow, Mistake::SwappedSequences] {
+            let (answers, [drafted, accepted]) = run(Some(mistake));
+            assert!(answers == expected, "{mistake:?}");
+            assert!(accepted * 2 < drafted, "{mistake:?}: {accepted} of {drafted}");
         }
     }
 }
@@ -376,7 +361,7 @@ fn a_drafter_that_keeps_failing_is_not_asked_for_ever() {
         }
     }
 
-    let (answers, _, failures) = run(limits(), 6, 3, Some(Box::new(Broken)), &plain(6));
+    let (answers, _, failures) = run(&Setting::of(limits(), 6, 3), Some(Box::new(Broken)), &plain(6));
     assert_eq!(failures, 16);
     assert!(answers.values().all(|answer| answer.tokens.len() == 70));
 }

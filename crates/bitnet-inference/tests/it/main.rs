@@ -9,6 +9,7 @@ mod faults;
 mod generate;
 mod host_cache;
 mod limits;
+mod mixes;
 mod names;
 mod overhead;
 mod processor;

@@ -71,6 +71,17 @@ pub enum Case {
         runs: &'static [(usize, usize)],
         odd: bool,
     },
+    /// [`Backend::gated_delta`](crate::Backend::gated_delta) of several sequences with drafts, of which some are rejected. `runs` are
+    /// `[tokens, drafts among them, accepted drafts]` of one sequence after the other in each of its steps; each
+    /// sequence begins at the entry after that of the one before.
+    DeltaDrafts {
+        key_heads: usize,
+        value_heads: usize,
+        head_dim: usize,
+        taps: usize,
+        sequences: usize,
+        runs: &'static [[usize; 3]],
+    },
     /// [`Backend::norm_quantize`](crate::Backend::norm_quantize), with 0 or 1 norm, and [`Backend::gate_norm_quantize`](crate::Backend::gate_norm_quantize) with a [`Rotate`](crate::Rotate) of
     /// `width` columns in blocks; `grouped` are key heads, and value heads per key head.
     Rotated {
@@ -138,6 +149,7 @@ impl Case {
 pub fn cpu_cases() -> Vec<Case> {
     let mut cases = cases();
     experts::add_cases(&mut cases);
+    recurrent::add_draft_cases(&mut cases);
     cases
 }
 
@@ -673,7 +685,13 @@ fn qkv<B: Inspect>(
     let mut project = |b: &mut B, first: usize, len: usize| {
         let q = input(b, v, (len, k), grouping)?;
         let mut qkv = b.rows(len, width, RowsKind::Intermediate)?;
-        let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
+        let runs = [Run {
+            tokens: 0..len,
+            start: first,
+            blocks: 0..blocks.len(),
+            state: 0,
+            log: Default::default(),
+        }];
         let step = Step::new(&runs, &blocks);
         b.bit_linear_norm_rope_store(step, &q, w, heads, &rope, norms, &mut qkv, &mut kv)?;
         Ok::<_, KernelError>((runs, qkv))
@@ -853,10 +871,17 @@ fn attention<B: Inspect>(
                 start: 0,
                 blocks: table.clone(),
                 state: 0,
+                log: Default::default(),
             });
             past_rows += start;
         }
-        step.push(Run { tokens: step_rows..step_rows + len, start, blocks: table, state: 0 });
+        step.push(Run {
+            tokens: step_rows..step_rows + len,
+            start,
+            blocks: table,
+            state: 0,
+            log: Default::default(),
+        });
         step_rows += len;
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Intermediate)?;

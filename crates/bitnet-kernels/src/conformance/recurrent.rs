@@ -5,8 +5,8 @@ use bitnet_tensor::DType;
 
 use super::{Case, Results, Values, floats, logits, norms, quantised, rope};
 use crate::{
-    BLOCK_TOKENS, DeltaShape, DeltaWeights, Gate, Grouping, Inspect, KernelError, KvShape, Rotate, RowsKind,
-    Run, Step, Wanted,
+    BLOCK_TOKENS, DeltaShape, DeltaWeights, DraftLog, Gate, Grouping, Inspect, KernelError, KvShape, Rotate,
+    RowsKind, Run, Step, Wanted,
 };
 
 /// Adds shapes of golden checkpoints, of the 27B model with fewer heads, and odd ones.
@@ -50,6 +50,33 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
     }
 }
 
+/// Adds layers whose sequences draft, for backends with logs: none, some and all accepted, as many drafts as there are taps
+/// and more, and steps between that have none.
+pub(super) fn add_draft_cases(cases: &mut Vec<Case>) {
+    let runs: &[[usize; 3]] = &[
+        [9, 0, 0],
+        [1, 0, 0],
+        [4, 3, 2],
+        [2, 1, 0],
+        [3, 2, 2],
+        [1, 0, 0],
+        [8, 7, 7],
+        [8, 7, 1],
+        [5, 0, 0],
+        [6, 4, 3],
+        [17, 16, 16],
+        [7, 6, 5],
+        [2, 1, 1],
+    ];
+    for (key_heads, value_heads, head_dim, taps) in
+        [(2, 8, 16, 4), (1, 3, 128, 4), (2, 6, 33, 2), (1, 1, 1, 1), (2, 2, 20, 5), (1, 17, 48, 3)]
+    {
+        for sequences in [1, 4] {
+            cases.push(Case::DeltaDrafts { key_heads, value_heads, head_dim, taps, sequences, runs });
+        }
+    }
+}
+
 /// Adds blocks of every power of two, in rows that fill vectors and others.
 fn rotated_cases(cases: &mut Vec<Case>) {
     let rotated = |width, block, signs, grouped, norms, grouping| {
@@ -85,6 +112,9 @@ pub(super) fn outputs<B: Inspect>(b: &mut B, v: &mut Values, case: Case) -> Resu
     match case {
         Case::Delta { key_heads, value_heads, head_dim, taps, runs, odd } => {
             delta(b, v, DeltaShape { key_heads, value_heads, head_dim, taps }, runs, odd)
+        }
+        Case::DeltaDrafts { key_heads, value_heads, head_dim, taps, sequences, runs } => {
+            delta_drafts(b, v, DeltaShape { key_heads, value_heads, head_dim, taps }, sequences, runs)
         }
         Case::Rotated { n, width, block, signs, grouped, norms, grouping } => {
             let signs = signs.then(|| v.signs(width));
@@ -162,7 +192,7 @@ impl<B: Inspect> Sequences<B> {
     ) -> Result<(&'static str, Vec<f64>, Vec<u32>), KernelError> {
         let (mut n, mut runs) = (0, Vec::new());
         for (&(start, len), &state) in sequences.iter().zip(&self.slots).filter(|((_, len), _)| *len > 0) {
-            runs.push(Run { tokens: n..n + len, start, blocks: 0..0, state });
+            runs.push(Run { tokens: n..n + len, start, blocks: 0..0, state, log: Default::default() });
             n += len;
         }
         let columns = self.shape.columns();
@@ -202,6 +232,44 @@ fn delta<B: Inspect>(
     let main = all.step(b, v, sequences, odd)?;
     let next: Vec<_> = sequences.iter().map(|&(start, len)| (start + len, 1)).collect();
     Ok([stale].into_iter().chain(before).chain([main, all.step(b, v, &next, false)?]).collect())
+}
+
+/// Takes sequences through runs with drafts; between two steps one of them goes on in a copy of its slot, which has no log.
+fn delta_drafts<B: Inspect>(
+    b: &mut B,
+    v: &mut Values,
+    shape: DeltaShape,
+    sequences: usize,
+    steps: &[[usize; 3]],
+) -> Result<Results, KernelError> {
+    let Sequences { layer, mut state, mut slots, .. } = Sequences::new(b, v, shape, sequences)?;
+    let most = steps.iter().map(|run| run[1]).max().unwrap_or(0);
+    if b.reserve_log(&mut state, most)? < most {
+        return Err(KernelError::NotOnDevice { what: "a log of drafts" });
+    }
+    let mut free = sequences as u32;
+    let (mut at, mut accepted) = (vec![0; sequences], vec![0; sequences]);
+    let mut results = Vec::new();
+    for step in 0..steps.len() {
+        let (mut n, mut runs) = (0, Vec::new());
+        for sequence in 0..sequences {
+            let [len, drafts, right] = steps[(step + sequence) % steps.len()];
+            let (log, tokens) = (DraftLog { accepted: accepted[sequence], drafts }, n..n + len);
+            runs.push(Run { tokens, start: at[sequence], blocks: 0..0, state: slots[sequence], log });
+            (at[sequence], accepted[sequence]) = (at[sequence] + len - drafts + right, right);
+            n += len;
+        }
+        let mut x = b.rows(n, shape.columns(), RowsKind::Intermediate)?;
+        b.write(&mut x, &v.many(n * shape.columns()))?;
+        let mut out = b.rows(n, shape.value_width(), RowsKind::Intermediate)?;
+        b.gated_delta(Step::new(&runs, &[]), &x, &layer, &mut state, &mut out)?;
+        results.push(floats("delta", b.read(&out, n)?));
+        if let Some(moves) = accepted.iter().position(|&accepted| accepted == 0) {
+            b.copy_state(&mut state, slots[moves], free)?;
+            std::mem::swap(&mut slots[moves], &mut free);
+        }
+    }
+    Ok(results)
 }
 
 /// Transforms and quantises ordinary and extreme rows, as they are and as the product of a gate.
@@ -263,7 +331,13 @@ fn partial_rope<B: Inspect>(
     for (first, len) in [(0, start), (start, n)] {
         let mut qkv = b.rows(len.max(1), width, RowsKind::Intermediate)?;
         b.write(&mut qkv, &v.many(len * width))?;
-        let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), state: 0 }];
+        let runs = [Run {
+            tokens: 0..len,
+            start: first,
+            blocks: 0..blocks.len(),
+            state: 0,
+            log: Default::default(),
+        }];
         let step = Step::new(&runs, &blocks);
         b.norm_rope_store(step, heads, &rope, Some([&norms[0], &norms[1]]), &mut qkv, &mut kv)?;
         results.push(floats("rows", b.read(&qkv, len)?));

@@ -1,11 +1,11 @@
 //! Gated-delta layers and Walsh-Hadamard transforms on the CPU: what they hold, and how their work is shared.
 
 use crate::{
-    DeltaShape, DeltaWeights, KernelError, Norm, Rotate, Run, Step,
+    DeltaShape, DeltaWeights, DraftLog, KernelError, Norm, Rotate, Run, Step,
     cpu::{
         Cpu, ROW_UNIT, Rows, Table,
         generic::{
-            delta::{Delta, Inputs, Outputs, Rule, State, mixed_heads, run_units},
+            delta::{Delta, Inputs, Logs, Outputs, Rule, State, mixed_heads, rule_scratch, run_units},
             dense::DenseLogits,
             rotate::Rotation,
             rows::{Gain, NormRows, SigmoidGate},
@@ -60,13 +60,17 @@ fn padded(values: &[f32], what: &'static str) -> Result<Buffer<f32>, KernelError
     Ok(buffer)
 }
 
+/// Zeros, `len` for every slot.
+fn per_slot(slots: usize, len: usize, what: &'static str) -> Result<Buffer<f32>, KernelError> {
+    let len = slots.checked_mul(len).ok_or(KernelError::OutOfMemory { what, bytes: usize::MAX })?;
+    Buffer::zeroed(len, what)
+}
+
 impl State {
     fn new(shape: DeltaShape, slots: usize) -> Result<Self, KernelError> {
-        let what = "recurrent states";
-        let len = slots
-            .checked_mul(shape.state_len())
-            .ok_or(KernelError::OutOfMemory { what, bytes: usize::MAX })?;
-        Ok(State { shape, slots, values: Buffer::zeroed(len, what)?, used: vec![0; slots], steps: 0 })
+        let values = per_slot(slots, shape.state_len(), "recurrent states")?;
+        let log = Buffer::zeroed(0, "logs of drafts")?;
+        Ok(State { shape, slots, values, log, room: 0, used: vec![0; slots], steps: 0 })
     }
 
     /// The state in a slot.
@@ -75,11 +79,14 @@ impl State {
         &mut self.values[slot * len..][..len]
     }
 
-    /// Checks that no two runs of a step share a slot.
+    /// Checks that no two runs of a step share a slot, and that the logs have room for their drafts.
     fn claim(&mut self, runs: &[Run]) {
         self.steps += 1;
         for run in runs {
             let slot = run.state as usize;
+            let DraftLog { accepted, drafts } = run.log;
+            assert!(accepted.max(drafts) <= self.room, "logs must have room for the drafts");
+            assert!(accepted <= run.start && drafts < run.tokens.len(), "drafts must follow other tokens");
             assert!(slot < self.slots, "the slot must exist");
             assert!(self.used[slot] < self.steps, "no two runs may share a slot");
             self.used[slot] = self.steps;
@@ -116,6 +123,16 @@ impl Cpu {
 
     pub(super) fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, KernelError> {
         State::new(shape, slots)
+    }
+
+    pub(super) fn reserve_log(&mut self, state: &mut State, drafts: usize) -> Result<usize, KernelError> {
+        if drafts > state.room {
+            let len = drafts.saturating_mul(state.shape.log_len());
+            state.log = per_slot(state.slots, len, "logs of drafts")?;
+            state.room = drafts;
+            self.reserve(rule_scratch(&state.shape))?;
+        }
+        Ok(state.room)
     }
 
     pub(super) fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Rotation, KernelError> {
@@ -191,8 +208,10 @@ impl Cpu {
         // Exponentials and quotients make a value several times as expensive as in a norm.
         let units = |values: usize| EXPENSIVE * n * values / ROW_UNIT;
 
-        let a =
-            Inputs { runs, x: &x.values, stride: x.stride, w, state: &state.values, mixed: mixed.shared() };
+        let room = state.room;
+        let logs = Logs { values: &state.log, room };
+        let (stride, mixed_out) = (x.stride, mixed.shared());
+        let a = Inputs { runs, x: &x.values, stride, w, state: &state.values, logs, mixed: mixed_out };
         let total = tokens * mixed_heads(&shape);
         self.parallel(units(shape.channels()).min(total), 0, &|part, parts, _| {
             // SAFETY: `isa` proves the instruction set; every head of every token belongs to one part; all other
@@ -201,20 +220,25 @@ impl Cpu {
         })?;
 
         let (values, out_stride) = (out.values.shared(), out.stride);
-        let a = Rule { runs, shape, mixed, state: state.values.shared(), out: values, out_stride };
+        let mixed = &*mixed;
+        let logs = Logs { values: &state.log, room };
+        let a = Rule { runs, shape, mixed, logs, state: state.values.shared(), out: values, out_stride };
         let total = runs.len() * run_units(&shape);
         let work = tokens * shape.value_heads * shape.head_len();
-        self.parallel((work / ROW_UNIT).min(total), 0, &|part, parts, _| {
+        let scratch = if room > 0 { rule_scratch(&shape) } else { 0 };
+        self.parallel((work / ROW_UNIT).min(total), scratch, &|part, parts, scratch| {
             // SAFETY: as above; no two runs share a slot, so every panel of a state and its outputs belong to one part.
-            unsafe { (kernels.delta_rule)(&a, share(total, parts, part)) }
+            unsafe { (kernels.delta_rule)(&a, share(total, parts, part), scratch) }
         })?;
 
         let (x, stride) = (&x.values, x.stride);
-        let a = Outputs { runs, x, stride, w, state: state.values.shared(), out: values, out_stride };
+        let (state, log) = (state.values.shared(), state.log.shared());
+        let a = Outputs { runs, x, stride, w, mixed, state, log, room, out: values, out_stride };
         let total = tokens * shape.value_heads;
         let scratch = shape.head_dim.next_multiple_of(16);
         self.parallel(units(shape.value_width()).min(total), scratch, &|part, parts, scratch| {
-            // SAFETY: as above; every head's outputs belong to one part, and so does every share of every kept input.
+            // SAFETY: as above; every head's outputs belong to one part, and so does every share of the inputs and drafts
+            // that are kept.
             unsafe { (kernels.delta_outputs)(&a, share(total, parts, part), scratch) }
         })
     }
@@ -339,7 +363,7 @@ mod tests {
         let mut out = cpu.rows(n, shape.value_width(), RowsKind::Intermediate).unwrap();
         cpu.prepare(&StepSize { tokens: n, logit_rows: 1, blocks: 1, group: 1, vocab: 8 }).unwrap();
         let before = memory(&cpu);
-        let runs = [Run { tokens: 0..n, start: 0, blocks: 0..0, state: 0 }];
+        let runs = [Run { tokens: 0..n, start: 0, blocks: 0..0, state: 0, log: Default::default() }];
         let step = Step::new(&runs, &[]);
         cpu.dense(n, &residual, &gain, &table, &mut x, shape.columns() - 8).unwrap();
         cpu.gated_delta(step, &x, &layer, &mut state, &mut out).unwrap();

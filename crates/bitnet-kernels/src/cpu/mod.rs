@@ -380,6 +380,7 @@ impl Backend for Cpu {
     type Experts = Experts;
 
     const READS_PANELS: bool = true;
+    const LOGS_DRAFTS: bool = true;
 
     by_methods! {
         fn delta(shape: DeltaShape, weights: &DeltaWeights<'_>) -> Delta;
@@ -387,6 +388,7 @@ impl Backend for Cpu {
         fn rotation(width: usize, rotate: &Rotate<'_>) -> Rotation;
         fn experts(shape: ExpertShape, weights: ExpertWeights<'_>) -> Experts;
         fn gated_delta(step: Step<'_>, x: &Rows, w: &Delta, state: &mut State, out: &mut Rows);
+        fn reserve_log(state: &mut State, drafts: usize) -> usize;
         fn copy_state(state: &mut State, from: u32, to: u32);
         fn sigmoid_gate(n: usize, x: &Rows, column: usize, out: &mut Rows);
         fn dense(n: usize, x: &Rows, norm: &Norm<Gain>, w: &Table, out: &mut Rows, column: usize);

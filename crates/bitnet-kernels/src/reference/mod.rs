@@ -293,6 +293,8 @@ impl Backend for Reference {
     type Rotation = Rotation;
     type Experts = Experts;
 
+    const LOGS_DRAFTS: bool = true;
+
     fn info(&self) -> BackendInfo {
         BackendInfo { device: "reference".into(), isa: "scalar", threads: 1, kv: self.kv.name() }
     }
@@ -590,6 +592,10 @@ impl Backend for Reference {
             });
         }
         Ok(())
+    }
+
+    fn reserve_log(&mut self, _: &mut State, drafts: usize) -> Result<usize, KernelError> {
+        Ok(drafts)
     }
 
     fn copy_state(&mut self, state: &mut State, from: u32, to: u32) -> Result<(), KernelError> {

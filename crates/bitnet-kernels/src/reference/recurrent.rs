@@ -30,11 +30,14 @@ pub struct Slot {
     inputs: Vec<Vec<f32>>,
     /// `[value_heads][head_dim values][head_dim keys]`
     heads: Vec<f32>,
+    /// The input rows of the last run's drafts.
+    log: Vec<Vec<f32>>,
 }
 
 impl Slot {
     fn new(shape: DeltaShape) -> Self {
-        Slot { inputs: Vec::new(), heads: vec![0.0; shape.value_heads * shape.head_dim * shape.head_dim] }
+        let heads = vec![0.0; shape.value_heads * shape.head_dim * shape.head_dim];
+        Slot { inputs: Vec::new(), heads, log: Vec::new() }
     }
 }
 
@@ -51,7 +54,7 @@ impl State {
 
     /// The state in a slot: the number of inputs, the heads, and the inputs.
     pub(super) fn read(&self, slot: usize) -> Vec<f32> {
-        let Slot { inputs, heads } = &self.slots[slot];
+        let Slot { inputs, heads, .. } = &self.slots[slot];
         let mut values = vec![inputs.len() as f32];
         values.extend(heads.iter().chain(inputs.iter().flatten()));
         values.resize(self.floats(), 0.0);
@@ -63,7 +66,8 @@ impl State {
         let DeltaShape { value_heads, head_dim, .. } = self.shape;
         let (heads, inputs) = values[1..].split_at(value_heads * head_dim * head_dim);
         let inputs = inputs.chunks_exact(self.shape.channels()).take(values[0] as usize);
-        self.slots[slot] = Slot { inputs: inputs.map(<[f32]>::to_vec).collect(), heads: heads.to_vec() };
+        let inputs = inputs.map(<[f32]>::to_vec).collect();
+        self.slots[slot] = Slot { inputs, heads: heads.to_vec(), log: Vec::new() };
     }
 }
 
@@ -73,37 +77,52 @@ impl Delta {
         Delta { shape, conv: w.conv.to_vec(), a: w.a.to_vec(), dt_bias: w.dt_bias.to_vec(), norm }
     }
 
-    /// Computes the tokens of a run one by one, and hands the output of each to `put`.
+    /// Computes the tokens of a run one by one, after the accepted drafts before it, and hands the output of each to
+    /// `put`. The slot keeps the state before the run's own drafts, and the rows of these.
     pub(super) fn run(&self, run: &Run, x: &Rows, state: &mut State, mut put: impl FnMut(usize, Vec<f32>)) {
-        let shape = self.shape;
         let slot = &mut state.slots[run.state as usize];
         if run.start == 0 {
-            *slot = Slot::new(shape);
+            *slot = Slot::new(self.shape);
         }
-        for t in run.tokens.clone() {
-            let (channels, rest) = x.row(t).split_at(shape.channels());
-            let (gates, rest) = rest.split_at(shape.value_width());
-            let (decays, rates) = rest[..2 * shape.value_heads].split_at(shape.value_heads);
-            slot.inputs.push(channels.to_vec());
-            let mixed = self.convolve(&slot.inputs);
-            if slot.inputs.len() == shape.taps {
-                slot.inputs.remove(0);
-            }
-            let (queries, rest) = mixed.split_at(shape.key_width());
-            let (keys, values) = rest.split_at(shape.key_width());
-            let dim = shape.head_dim;
-            let mut out = Vec::with_capacity(shape.value_width());
-            for (j, state) in slot.heads.chunks_exact_mut(dim * dim).enumerate() {
-                let of = |heads: &[f32], h: usize| heads[h * dim..][..dim].to_vec();
-                let query = unit(of(queries, j % shape.key_heads), 1.0 / (dim as f32).sqrt());
-                let key = unit(of(keys, j % shape.key_heads), 1.0);
-                let decay = exp(self.a[j] * softplus(decays[j] + self.dt_bias[j]));
-                let mut o = learn(state, &query, &key, &of(values, j), decay, sigmoid(rates[j]));
-                rms_norm(&mut o, &self.norm);
-                out.extend(o.iter().zip(of(gates, j)).map(|(&o, z)| gated(Gate::Silu, z, o)));
-            }
-            put(t, out);
+        for row in std::mem::take(&mut slot.log).iter().take(run.log.accepted) {
+            self.pass(slot, row);
         }
+        let drafts = run.tokens.end - run.log.drafts..run.tokens.end;
+        for t in run.tokens.start..drafts.start {
+            put(t, self.pass(slot, x.row(t)));
+        }
+        let mut beyond = slot.clone();
+        for t in drafts {
+            slot.log.push(x.row(t).to_vec());
+            put(t, self.pass(&mut beyond, x.row(t)));
+        }
+    }
+
+    /// Takes a state through a token, and returns its output.
+    fn pass(&self, slot: &mut Slot, row: &[f32]) -> Vec<f32> {
+        let shape = self.shape;
+        let (channels, rest) = row.split_at(shape.channels());
+        let (gates, rest) = rest.split_at(shape.value_width());
+        let (decays, rates) = rest[..2 * shape.value_heads].split_at(shape.value_heads);
+        slot.inputs.push(channels.to_vec());
+        let mixed = self.convolve(&slot.inputs);
+        if slot.inputs.len() == shape.taps {
+            slot.inputs.remove(0);
+        }
+        let (queries, rest) = mixed.split_at(shape.key_width());
+        let (keys, values) = rest.split_at(shape.key_width());
+        let dim = shape.head_dim;
+        let mut out = Vec::with_capacity(shape.value_width());
+        for (j, state) in slot.heads.chunks_exact_mut(dim * dim).enumerate() {
+            let of = |heads: &[f32], h: usize| heads[h * dim..][..dim].to_vec();
+            let query = unit(of(queries, j % shape.key_heads), 1.0 / (dim as f32).sqrt());
+            let key = unit(of(keys, j % shape.key_heads), 1.0);
+            let decay = exp(self.a[j] * softplus(decays[j] + self.dt_bias[j]));
+            let mut o = learn(state, &query, &key, &of(values, j), decay, sigmoid(rates[j]));
+            rms_norm(&mut o, &self.norm);
+            out.extend(o.iter().zip(of(gates, j)).map(|(&o, z)| gated(Gate::Silu, z, o)));
+        }
+        out
     }
 
     /// Convolves the last tokens, of which there may be fewer than taps, and applies the activation.

@@ -1,8 +1,8 @@
 //! Gated-delta layers: against a computation in f64 that shares no code with the kernels, and cut in every way.
 
 use bitnet_kernels::{
-    Backend, Cpu, DeltaShape, DeltaWeights, Grouping, Inspect, Isa, KvShape, Reference, Rotate, RowsKind,
-    Run, Step,
+    Backend, Cpu, DeltaShape, DeltaWeights, DraftLog, Grouping, Inspect, Isa, KvShape, Reference, Rotate,
+    RowsKind, Run, Step,
 };
 use bitnet_tensor::TernaryTensor;
 use half::f16;
@@ -126,11 +126,16 @@ impl<B: Inspect> Layer<B> {
 
     /// The outputs of some pieces in one step, of each in turn.
     fn step(&mut self, pieces: &[Piece<'_>]) -> Vec<Vec<f32>> {
+        self.step_with(pieces, &vec![DraftLog::default(); pieces.len()])
+    }
+
+    /// The same with drafts in and before the pieces.
+    fn step_with(&mut self, pieces: &[Piece<'_>], logs: &[DraftLog]) -> Vec<Vec<f32>> {
         let (columns, width) = (self.shape.columns(), self.shape.value_width());
         let (mut n, mut runs, mut values) = (0, Vec::new(), Vec::new());
-        for &(state, start, rows) in pieces {
+        for (&(state, start, rows), &log) in pieces.iter().zip(logs) {
             let len = rows.len() / columns;
-            runs.push(Run { tokens: n..n + len, start, blocks: 0..0, state });
+            runs.push(Run { tokens: n..n + len, start, blocks: 0..0, state, log });
             n += len;
             values.extend_from_slice(rows);
         }
@@ -141,6 +146,13 @@ impl<B: Inspect> Layer<B> {
         self.b.gated_delta(step, &x, &self.layer, &mut self.state, &mut out).unwrap();
         let values = self.b.read(&out, n).unwrap();
         runs.iter().map(|run| values[run.tokens.start * width..run.tokens.end * width].to_vec()).collect()
+    }
+
+    /// The bytes of a slot.
+    fn slot(&mut self, slot: u32) -> Vec<u8> {
+        let mut bytes = vec![0; B::state_bytes(&self.state)];
+        self.b.read_state(&mut self.state, slot, &mut bytes).unwrap();
+        bytes
     }
 
     fn copy(&mut self, from: u32, to: u32) {
@@ -287,6 +299,69 @@ fn a_copied_state_continues_as_its_original_and_leaves_it_alone() {
     }
 }
 
+/// Every sequence is computed with drafts, of which the first few are its own next tokens, and again without. Outputs and
+/// states must be the same.
+#[test]
+fn a_state_with_a_log_has_the_bits_of_one_without_whatever_is_rejected() {
+    let most = 16;
+    for (shape, seed) in SHAPES.into_iter().zip(40..) {
+        let parameters = Parameters::new(shape);
+        let (columns, width) = (shape.columns(), shape.value_width());
+        let texts: Vec<Vec<f32>> = (0..3).map(|i| parameters.input(seed + i, 60)).collect();
+        let wrong = parameters.input(90, most);
+        for isa in Isa::available() {
+            let mut layer = Layer::new(Cpu::new(isa, 3).unwrap(), &parameters, 6);
+            assert_eq!(layer.b.reserve_log(&mut layer.state, most).unwrap(), most);
+            let expected: Vec<Vec<f32>> =
+                (0..3).map(|i| layer.step(&[(i, 0, &texts[i as usize])]).remove(0)).collect();
+            let states: Vec<Vec<u8>> = (0..3).map(|i| layer.slot(i)).collect();
+            let mut next = noise(seed);
+            let mut below = |n: usize| ((next() + 1.0) * 0.5 * n as f32) as usize % n;
+            let (mut at, mut accepted) = ([0; 3], [0; 3]);
+            while at.iter().any(|&at| at < 60) {
+                let (mut rows, mut logs, mut whose) = (Vec::new(), Vec::new(), Vec::new());
+                for i in (0..3).filter(|&i| at[i] < 60) {
+                    let certain = 1 + if below(3) == 0 { below(5) } else { 0 };
+                    let certain = certain.min(60 - at[i]);
+                    let drafts = below(most + 1);
+                    let right = below(drafts + 1).min(60 - at[i] - certain);
+                    // The text ends with a token that is no draft, so that the state reaches its end.
+                    let right = if at[i] + certain + right == 60 { 0 } else { right };
+                    let mut input = texts[i][at[i] * columns..][..(certain + right) * columns].to_vec();
+                    input.extend_from_slice(&wrong[..(drafts - right) * columns]);
+                    rows.push((3 + i as u32, at[i], input));
+                    logs.push(DraftLog { accepted: accepted[i], drafts });
+                    whose.push((i, certain + right));
+                    accepted[i] = right;
+                }
+                let pieces: Vec<Piece<'_>> = rows.iter().map(|(slot, at, x)| (*slot, *at, &x[..])).collect();
+                for (values, (i, kept)) in layer.step_with(&pieces, &logs).iter().zip(whose) {
+                    let expected = &expected[i][at[i] * width..][..kept * width];
+                    assert_eq!(bits(&values[..kept * width]), bits(expected), "{isa:?} {shape:?} {at:?}");
+                    at[i] += kept;
+                }
+            }
+            let read: Vec<Vec<u8>> = (3..6).map(|slot| layer.slot(slot)).collect();
+            assert!(read == states, "{isa:?} {shape:?}: states");
+        }
+    }
+}
+
+#[test]
+fn a_copy_of_a_slot_has_the_state_before_its_drafts() {
+    let parameters = Parameters::new(SHAPES[1]);
+    let columns = SHAPES[1].columns();
+    let (x, other) = (parameters.input(17, 12), parameters.input(18, 5));
+    let mut layer = Layer::new(Cpu::new(Isa::best(), 2).unwrap(), &parameters, 3);
+    layer.b.reserve_log(&mut layer.state, 5).unwrap();
+    let expected = bits(&layer.step(&[(0, 0, &x)]).concat()[7 * SHAPES[1].value_width()..]);
+    let drafted = [&x[..7 * columns], &other].concat();
+    layer.step_with(&[(1, 0, &drafted)], &[DraftLog { accepted: 0, drafts: 5 }]);
+    layer.copy(1, 2);
+    assert_eq!(layer.slot(1), layer.slot(2));
+    assert_eq!(bits(&layer.step(&[(2, 7, &x[7 * columns..])]).concat()), expected);
+}
+
 #[test]
 #[should_panic(expected = "no two runs may share a slot")]
 fn two_runs_in_one_slot_are_a_bug_of_the_caller() {
@@ -395,7 +470,7 @@ fn a_rotary_embedding_of_a_part_of_a_head_pairs_within_it_and_leaves_the_rest() 
         let mut kv = b.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: dim }).unwrap();
         let mut qkv = b.rows(1, columns, RowsKind::Intermediate).unwrap();
         b.write(&mut qkv, &x).unwrap();
-        let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0 }];
+        let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0, log: Default::default() }];
         b.norm_rope_store(Step::new(&runs, &[0]), heads, &rope, None, &mut qkv, &mut kv).unwrap();
         let turned = b.read(&qkv, 1).unwrap();
         for (at, &value) in turned.iter().enumerate() {

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-pub use bitnet_kernels::Run;
 use bitnet_kernels::{Change, Drawn, Edits, SamplingParams, Step, Wanted};
+pub use bitnet_kernels::{DraftLog, Run};
 
 /// The tokens of one step: prompt chunks and single tokens of many sequences side by side, without padding.
 ///
@@ -84,6 +84,7 @@ impl Batch {
             start,
             blocks: table..self.blocks.len(),
             state: 0,
+            log: DraftLog::default(),
         });
         self.logit_rows.extend(logits.map(|i| first + i));
         self.wanted.resize(self.logit_rows.len(), Wanted::All);
@@ -120,6 +121,14 @@ impl Batch {
     pub fn set_state(&mut self, slot: u32) {
         if let Some(run) = self.runs.last_mut() {
             run.state = slot;
+        }
+    }
+
+    /// Sets what the last run means to the log of its slot ([`Model::reserve_log`](crate::Model::reserve_log)); nothing
+    /// unless set.
+    pub fn set_log(&mut self, log: DraftLog) {
+        if let Some(run) = self.runs.last_mut() {
+            run.log = log;
         }
     }
 

@@ -8,7 +8,7 @@ mod model;
 mod transformer;
 pub(crate) mod weights;
 
-pub use batch::{Batch, Logits, Run};
+pub use batch::{Batch, DraftLog, Logits, Run};
 pub use footprint::{ModelFootprint, WeightBytes};
 pub use model::{CacheBytes, CachePlace, ForwardError, HiddenRows, Limits, Model};
 pub use transformer::Transformer;

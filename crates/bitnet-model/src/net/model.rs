@@ -34,7 +34,8 @@ pub trait Model: Send {
     ///
     /// A token's logits depend on the tokens of its sequence up to and including it, and on nothing else in the step.
     /// Recurrent layers read the state of a run's slot as the sequence's previous run left it, zeros if the run starts
-    /// at position 0, and leave the state after the run's last token there.
+    /// at position 0, and leave the state after the run's last token there, or before its drafts if it has any in the
+    /// slot's log ([`Model::reserve_log`]).
     ///
     /// # Errors
     /// If the step does not fit, before anything is written. [`ForwardError::Kernel`] if the backend fails; the cached
@@ -93,7 +94,19 @@ pub trait Model: Send {
         Err(ForwardError::BlockOutOfRange { block: from.max(to), blocks: self.window_blocks() })
     }
 
-    /// Copies the recurrent state of all layers from one slot to another. A model without recurrent layers has no
+    /// Makes room for up to `drafts` drafts in a log beside every state slot, and returns how many fit. A run may then
+    /// end with drafts: the state in the slot stops before them, and the next run says how many it accepts
+    /// ([`Batch::set_log`]), so that a rejected draft costs nothing. A model that returns 0, like one without recurrent
+    /// layers, takes no such runs.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    fn reserve_log(&mut self, drafts: usize) -> Result<usize, ForwardError> {
+        let _ = drafts;
+        Ok(0)
+    }
+
+    /// Copies the recurrent state of all layers from one slot to another, without the log. A model without recurrent layers has no
     /// slots, and this is never called.
     ///
     /// # Errors
@@ -214,6 +227,10 @@ impl<M: Model + ?Sized> Model for &mut M {
         (**self).copy_window(from, to)
     }
 
+    fn reserve_log(&mut self, drafts: usize) -> Result<usize, ForwardError> {
+        (**self).reserve_log(drafts)
+    }
+
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         (**self).copy_state(from, to)
     }
@@ -306,6 +323,12 @@ pub enum ForwardError {
     /// Two runs name the same state slot.
     #[error("state slot {slot} belongs to two runs of the step: give every sequence its own")]
     StateShared { slot: u32 },
+    /// A run has more drafts, or accepts more, than the log of its state slot has.
+    #[error(
+        "a run accepts {accepted} of {logged} drafts and adds {drafts} to the log of state slot {slot}, which has room \
+         for {room}: let it accept drafts of the run before it, and have other tokens before its own"
+    )]
+    LogExceeded { slot: u32, accepted: usize, logged: usize, drafts: usize, room: usize },
     /// A hidden state is wanted of a model that computes logits by other means.
     #[error("this model gives no hidden states: ask it for logits or tokens")]
     NoHiddenState,

@@ -4,7 +4,8 @@
 use std::{collections::HashMap, fmt};
 
 use bitnet_kernels::{
-    Backend, BackendInfo, DeviceStatus, Grouping, HeadCounts, KernelError, Norm, RowsKind, Step, Wanted,
+    Backend, BackendInfo, DeviceStatus, DraftLog, Grouping, HeadCounts, KernelError, Norm, RowsKind, Step,
+    Wanted,
 };
 
 use crate::{
@@ -42,24 +43,38 @@ pub struct Transformer<B: Backend> {
     draft_head: Option<DraftHead<B>>,
 }
 
-/// Checks that no two runs of a step name the same slot, in one pass and without allocating.
+/// Checks that no two runs of a step name the same slot, and what they say about its log, in one pass and without
+/// allocating.
 struct Slots {
     /// The last step that named each slot, `[state_slots]`.
     named: Vec<u64>,
     /// Number of the step that is being checked.
     step: u64,
+    /// Number of drafts in the log of each slot, `[state_slots]`.
+    logged: Vec<usize>,
+    /// Drafts for which a log has room.
+    room: usize,
 }
 
 impl Slots {
     fn check(&mut self, runs: &[Run]) -> Result<(), ForwardError> {
         self.step += 1;
-        let step = self.step;
-        for &Run { state: slot, .. } in runs {
+        let (step, room) = (self.step, self.room);
+        for &Run { state: slot, log: DraftLog { accepted, drafts }, start, ref tokens, .. } in runs {
             if std::mem::replace(self.entry(slot)?, step) == step {
                 return Err(ForwardError::StateShared { slot });
             }
+            let logged = self.logged[slot as usize].min(start);
+            if accepted > logged || drafts > room || drafts >= tokens.len() {
+                return Err(ForwardError::LogExceeded { slot, accepted, logged, drafts, room });
+            }
         }
         Ok(())
+    }
+
+    /// Takes note of the drafts of a step that has been computed.
+    fn log(&mut self, runs: &[Run]) {
+        runs.iter().for_each(|run| self.logged[run.state as usize] = run.log.drafts);
     }
 
     /// The last step that named `slot`, if there is such a slot.
@@ -194,7 +209,8 @@ impl<B: Backend> Transformer<B> {
         let draft_head = spec.draft_head.then(|| DraftHead::load(b, spec, tensors, limits)).transpose()?;
         b.prepare(&footprint::step_size(spec, limits, context))?;
         let spec = ModelSpec { context, ..spec.clone() };
-        let slots = Slots { named: vec![0; limits.state_slots], step: 0 };
+        let (named, logged) = (vec![0; limits.state_slots], vec![0; limits.state_slots]);
+        let slots = Slots { named, step: 0, logged, room: 0 };
         Ok(Transformer {
             backend,
             spec,
@@ -335,7 +351,11 @@ impl<B: Backend> Model for Transformer<B> {
         if wanted.contains(&Wanted::Hidden) {
             logits.set_hidden(backend.read(&buffers.head_rows, rows)?);
         }
-        Ok(backend.finish()?)
+        backend.finish()?;
+        if self.spec.state_bytes() > 0 {
+            self.slots.log(batch.runs());
+        }
+        Ok(())
     }
 
     fn has_draft_head(&self) -> bool {
@@ -400,8 +420,20 @@ impl<B: Backend> Model for Transformer<B> {
         self.copy_to(CachePlace::Window(from), from, to)
     }
 
+    fn reserve_log(&mut self, drafts: usize) -> Result<usize, ForwardError> {
+        for layer in &mut self.layers {
+            if let Mixer::Delta(delta) = &mut layer.mixer {
+                self.slots.room = self.backend.reserve_log(&mut delta.state, drafts)?;
+            }
+        }
+        Ok(self.slots.room)
+    }
+
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.slots.entry(from.max(to))?;
+        if from != to {
+            self.slots.logged[to as usize] = 0;
+        }
         for layer in &mut self.layers {
             if let Mixer::Delta(delta) = &mut layer.mixer {
                 self.backend.copy_state(&mut delta.state, from, to)?;
@@ -451,6 +483,9 @@ impl<B: Backend> Model for Transformer<B> {
     fn write_cache(&mut self, place: CachePlace, mut from: &[u8]) -> Result<(), ForwardError> {
         self.check_cache(place, from.len())?;
         let own = self.window_blocks > 0;
+        if let CachePlace::State(slot) = place {
+            self.slots.logged[slot as usize] = 0;
+        }
         for layer in &mut self.layers {
             match (&mut layer.mixer, place) {
                 (Mixer::Attention(attention), CachePlace::Block(block) | CachePlace::Window(block))

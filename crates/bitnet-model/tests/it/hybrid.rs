@@ -4,8 +4,8 @@ use std::path::Path;
 
 use bitnet_kernels::{Cpu, DeltaShape, Isa};
 use bitnet_model::{
-    Batch, Checkpoint, ForwardError, Limits, Logits, Model, ModelError, ModelFiles, Synthetic, Target,
-    TensorKind, Transformer, convert, inspect,
+    Batch, CachePlace, Checkpoint, DraftLog, ForwardError, Limits, Logits, Model, ModelError, ModelFiles,
+    Synthetic, Target, TensorKind, Transformer, convert, inspect,
 };
 use bitnet_tensor::SharedBytes;
 use serde_json::{Value, json};
@@ -571,4 +571,75 @@ fn a_step_names_slots_that_exist_and_none_twice() {
     assert_eq!(model.copy_state(0, 3), Err(ForwardError::StateOutOfRange { slot: 3, slots: 3 }));
     let none = load("qwen35-ternary", Limits { state_slots: 0, ..LIMITS }).err().unwrap().to_string();
     assert!(none.contains("the number of state slots is 0") && none.contains("for every sequence"), "{none}");
+}
+
+/// Bits of all rows of logits of a run in block and slot 0.
+fn drafting(model: &mut dyn Model, tokens: &[u32], start: usize, log: DraftLog) -> Vec<Vec<u32>> {
+    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+    batch.push(tokens, start, &[0], 0..tokens.len());
+    batch.set_log(log);
+    model.forward(&batch, &mut logits).unwrap();
+    (0..tokens.len()).map(|row| logits.row(row).iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+fn state(model: &mut dyn Model) -> Vec<u8> {
+    let mut bytes = vec![0; model.cache_bytes().unwrap().state];
+    model.read_cache(CachePlace::State(0), &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_rejected_draft_leaves_no_trace_in_logits_and_states() {
+    let text: Vec<u32> = (0..40).map(|i| (i * i * 7 + 3) % 300).collect();
+    for path in ["qwen35-ternary/model-PQ2_0.gguf", "qwen35-hadamard/model-PTQ1_0.gguf"] {
+        let mut model = load(path, LIMITS).unwrap();
+        let expected = drafting(&mut model, &text, 0, DraftLog::default());
+        let states = [30, 31, 40].map(|len| {
+            step(&mut model, &text[..len], 0, 0, 0);
+            state(&mut model)
+        });
+        assert_eq!(model.reserve_log(6).unwrap(), 6);
+        let (mut at, mut accepted) = (20, 0);
+        step(&mut model, &text[..at], 0, 0, 0);
+        // Drafts that are right, and all drafts.
+        for (right, drafts) in [(2, 6), (0, 3), (4, 4), (0, 0), (1, 6), (6, 6)] {
+            let mut tokens = text[at..=at + right].to_vec();
+            tokens.extend((right..drafts).map(|i| (text[at + 1 + i] + 1) % 300));
+            let rows = drafting(&mut model, &tokens, at, DraftLog { accepted, drafts });
+            assert_eq!(rows[..=right], expected[at..=at + right], "{path}: {right} of {drafts} at {at}");
+            (at, accepted) = (at + 1 + right, right);
+            if let Some(known) = [30, 31].iter().position(|&len| len == at - right) {
+                assert!(state(&mut model) == states[known], "{path}: the state after {} tokens", at - right);
+            }
+        }
+        drafting(&mut model, &text[at..], at, DraftLog { accepted, drafts: 0 });
+        assert!(state(&mut model) == states[2], "{path}: the state at the end");
+    }
+}
+
+#[test]
+fn a_run_that_takes_up_more_drafts_than_its_log_has_is_refused_before_anything_is_written() {
+    let mut model = load("qwen35-ternary/model-PQ2_0.gguf", LIMITS).unwrap();
+    let run = |model: &mut Transformer<Cpu>, accepted, drafts| {
+        let mut batch = Batch::new();
+        batch.push(&[1, 2, 3], 3, &[0], 0..1);
+        batch.set_log(DraftLog { accepted, drafts });
+        model.forward(&batch, &mut Logits::default())
+    };
+    let refusal = |accepted, logged, drafts, room| {
+        Err(ForwardError::LogExceeded { slot: 0, accepted, logged, drafts, room })
+    };
+    step(&mut model, &[4, 5, 6], 0, 0, 0);
+    assert_eq!(run(&mut model, 0, 1), refusal(0, 0, 1, 0), "without room for a log");
+    model.reserve_log(2).unwrap();
+    let before = state(&mut model);
+    assert_eq!(run(&mut model, 1, 1), refusal(1, 0, 1, 2), "an empty log");
+    assert_eq!(run(&mut model, 0, 3), refusal(0, 0, 3, 2), "no token before the drafts");
+    assert!(state(&mut model) == before);
+    run(&mut model, 0, 2).unwrap();
+    assert_eq!(run(&mut model, 3, 0), refusal(3, 2, 0, 2), "more than were drafted");
+    // A copy has no log.
+    model.copy_state(0, 1).unwrap();
+    model.copy_state(1, 0).unwrap();
+    assert_eq!(run(&mut model, 1, 0), refusal(1, 0, 0, 2));
 }

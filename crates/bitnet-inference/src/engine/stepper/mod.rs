@@ -87,6 +87,11 @@ impl<'m> Stepper<'m> {
         self.model.as_ref()
     }
 
+    /// Makes room for logs of up to `drafts` drafts, and returns how many fit ([`Model::reserve_log`]).
+    pub fn reserve_log(&mut self, drafts: usize) -> Result<usize, ForwardError> {
+        self.model.reserve_log(drafts)
+    }
+
     /// Counts of failures so far.
     pub fn faults(&self) -> StepFaults {
         self.faults
@@ -269,7 +274,10 @@ impl<'m> Stepper<'m> {
             if !s.windows.is_empty() {
                 self.batch.set_windows(&s.windows[..table.len()]);
             }
-            s.state.into_iter().for_each(|state| self.batch.set_state(state));
+            if let Some(state) = s.state {
+                self.batch.set_state(state);
+                self.batch.set_log(scheduler.log(run));
+            }
             self.batch.want(|row| needed(s, end + 1 + row - run.rows, vocab, scheduler.eos()));
             let mut reached = true;
             for row in 0..run.rows {

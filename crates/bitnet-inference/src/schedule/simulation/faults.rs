@@ -39,6 +39,10 @@ pub(super) enum Planted {
     LostState,
     MisplacedSnapshot,
     ForgottenRollback,
+    ForgottenLog,
+    RepeatedLog,
+    RejectedDraft,
+    SwappedLogs,
     TrustedState,
     DamagedPart,
     OtherPart,
@@ -59,7 +63,7 @@ pub(super) enum Planted {
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 52] = [
+    pub(super) const ALL: [Planted; 56] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -95,6 +99,10 @@ impl Planted {
         Planted::LostState,
         Planted::MisplacedSnapshot,
         Planted::ForgottenRollback,
+        Planted::ForgottenLog,
+        Planted::RepeatedLog,
+        Planted::RejectedDraft,
+        Planted::SwappedLogs,
         Planted::TrustedState,
         Planted::DamagedPart,
         Planted::OtherPart,
@@ -135,6 +143,33 @@ impl World {
         {
             run.start -= 1;
         }
+        self.sabotage_logs(plan);
+    }
+
+    /// Changes what runs take up of the logs of their states.
+    fn sabotage_logs(&mut self, plan: &Plan) {
+        let Some(planted) = self.planted else { return };
+        let slots = &mut self.scheduler.slots;
+        match planted {
+            Planted::ForgottenLog => plan.runs.iter().for_each(|run| seq_mut(slots, run.slot).logged = 0),
+            Planted::RejectedDraft => {
+                let some = plan.runs.iter().find(|run| seq(slots, run.slot).logged > 0);
+                some.into_iter().for_each(|run| seq_mut(slots, run.slot).logged += 1);
+            }
+            Planted::SwappedLogs => {
+                for pair in plan.runs.windows(2) {
+                    let [a, b] = [pair[0].slot, pair[1].slot].map(|slot| seq(slots, slot).logged);
+                    (seq_mut(slots, pair[0].slot).logged, seq_mut(slots, pair[1].slot).logged) = (b, a);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a pass that takes up a log is made twice.
+    pub(super) fn repeats_pass(&self, plan: &Plan) -> bool {
+        let takes_up = |run: &PlannedRun| self.scheduler.sequence(run).logged > 0;
+        self.planted == Some(Planted::RepeatedLog) && plan.runs.iter().any(takes_up)
     }
 
     /// Applied between a plan and the check of its order.

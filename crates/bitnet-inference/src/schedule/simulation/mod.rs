@@ -1,7 +1,7 @@
 //! Random schedules of submissions, cancellations, pauses, deadlines, drains, aborts and faults under tiny limits, each
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
-//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state, a quarter of
-//! all seeds one whose sliding layers have blocks of their own. Half of the seeds have a tier below memory, whose shelf they
+//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state, most of
+//! them with logs of drafts, a quarter of all seeds one whose sliding layers have blocks of their own. Half of the seeds have a tier below memory, whose shelf they
 //! share with a second scheduler that runs at the same time, as another process would; most of these have host memory
 //! above the shelf.
 //! `BITNET_SIM_SEEDS` sets the number of schedules,
@@ -195,11 +195,14 @@ impl World {
             Some(Planted::NarrowWindow) => WindowCache { width: window.div_ceil(2), ..known },
             _ => known,
         });
+        let model = if Rng(mix(seed, 6) >> 1).one_in(3) { model.without_logs() } else { model };
+        let mut stepper = Stepper::new(Box::new(model));
+        let room = stepper.reserve_log(config.max_draft).expect("a hash model has room");
         World {
             rng,
             now: 0,
-            scheduler: Scheduler::new(config).with_windows(known),
-            stepper: Stepper::new(Box::new(model)),
+            scheduler: Scheduler::new(config).with_windows(known).with_logs_of(room),
+            stepper,
             requests: BTreeMap::new(),
             received: HashMap::new(),
             cancelled: Vec::new(),
@@ -384,6 +387,9 @@ impl World {
             let real = plan.clone();
             self.sabotage_plan(&mut plan);
             self.stepper.run(&self.scheduler, &plan, &mut self.outcome);
+            if self.repeats_pass(&plan) {
+                self.stepper.run(&self.scheduler, &plan, &mut self.outcome);
+            }
             if late {
                 self.save_urgent();
             }
@@ -460,6 +466,7 @@ impl World {
         let tier = world.tier.as_ref().map(Tier::counts).unwrap_or_default();
         let counts = world.scheduler.counts();
         let recurrent = world.scheduler.config.state_slots > 0;
+        let rejected = recurrent && counts.drafted > counts.accepted;
         let ended = |matches: fn(&Result<End, RequestError>) -> bool| {
             world.received.values().filter_map(|t| t.end.as_ref()).filter(|e| matches(e)).count()
         };
@@ -484,7 +491,8 @@ impl World {
             ("snapshot", recurrent && counts.prefix_hits > 0),
             ("given back", world.passed),
             ("hit with a window", world.window > 1 && counts.prefix_hits > 0),
-            ("drafts rolled back", recurrent && counts.drafted > counts.accepted),
+            ("drafts rolled back", rejected && world.scheduler.log_room == 0),
+            ("drafts dropped from a log", rejected && world.scheduler.log_room > 0),
             ("lost state", world.stepper.faults().rolled_back > 0),
             ("read from a shelf", tier.hit_tokens > 0),
             ("read from host memory", tier.host.is_some_and(|host| host.read_parts > 0)),

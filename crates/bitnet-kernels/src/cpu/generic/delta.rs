@@ -5,6 +5,10 @@
 //! The sums over keys then need no sums across lanes, and a state is read and written as one stream. A unit of the rule is
 //! a panel or two of one head and run, 8 KB each for heads of 128, which stay in L1 while all tokens of the run pass.
 //!
+//! A state in a slot is that before the drafts of a run. What a draft would do to it is kept in the log of the slot, and
+//! the next run does it to the accepted ones, on its way through the state. So a state is read and written once in a step,
+//! and a rejected draft leaves no trace.
+//!
 //! A token takes 4 multiplications or additions, 2 loads and a store for 16 numbers of the state, half as much again to
 //! load keys and queries. One token is bound by memory: it reads and writes every state once. For a prompt, all three
 //! passes together take a few percent of the ternary products.
@@ -48,6 +52,11 @@ pub struct State {
     pub(crate) shape: DeltaShape,
     pub(crate) slots: usize,
     pub(crate) values: Buffer<f32>,
+    /// `[slots][room][log_len]`: the drafts of the last run of each slot, in order. A draft has its input of the
+    /// convolution, then its row of `mixed` without the queries.
+    pub(crate) log: Buffer<f32>,
+    /// Drafts for which a log has room.
+    pub(crate) room: usize,
     /// For each slot, the last step that used it, and the number of steps.
     pub(crate) used: Vec<u64>,
     pub(crate) steps: u64,
@@ -76,6 +85,22 @@ impl Place<'_> {
     }
 }
 
+/// The logs of a layer's slots.
+pub(crate) struct Logs<'a> {
+    /// `[slots][room][log_len]`
+    pub(crate) values: &'a [f32],
+    pub(crate) room: usize,
+}
+
+impl<'a> Logs<'a> {
+    /// Draft `i` in the log of a run's slot: its input of the convolution, and what it changes a state by.
+    fn draft(&self, shape: &DeltaShape, run: &Run, i: usize) -> (&'a [f32], &'a [f32]) {
+        let len = shape.log_len();
+        let draft = &self.values[(run.state as usize * self.room + i) * len..][..len];
+        draft.split_at(shape.channels().next_multiple_of(16))
+    }
+}
+
 /// The units `units` with the places of their tokens. Each token has `per` units, and the runs' tokens follow each other.
 fn places(runs: &[Run], per: usize, units: Range<usize>) -> impl Iterator<Item = (Place<'_>, usize)> {
     let mut end = 0;
@@ -98,6 +123,7 @@ pub(crate) struct Inputs<'a> {
     pub(crate) w: &'a Delta,
     /// `[slots][state_len]`
     pub(crate) state: &'a [f32],
+    pub(crate) logs: Logs<'a>,
     /// `[n][between_len]`
     pub(crate) mixed: Shared<'a, f32>,
 }
@@ -135,6 +161,8 @@ unsafe fn convolve<L: Lanes>(a: &Inputs<'_>, place: &Place<'_>, channel: usize, 
         let from = position + tap + 1 - shape.taps;
         let input = if from >= place.run.start {
             &a.x[(place.token - (position - from)) * a.stride..]
+        } else if from + place.run.log.accepted >= place.run.start {
+            a.logs.draft(&shape, place.run, from + place.run.log.accepted - place.run.start).0
         } else {
             &a.state[window + from % (shape.taps - 1) * channels.next_multiple_of(16)..]
         };
@@ -193,6 +221,7 @@ pub(crate) struct Rule<'a> {
     pub(crate) shape: DeltaShape,
     /// `[n][between_len]`
     pub(crate) mixed: &'a [f32],
+    pub(crate) logs: Logs<'a>,
     /// `[slots][state_len]`
     pub(crate) state: Shared<'a, f32>,
     /// `[n][out_stride]`
@@ -200,9 +229,14 @@ pub(crate) struct Rule<'a> {
     pub(crate) out_stride: usize,
 }
 
+/// Floats of scratch memory that [`delta_rule`] needs for runs with drafts.
+pub(crate) fn rule_scratch(shape: &DeltaShape) -> usize {
+    UNIT * 16 * shape.head_dim
+}
+
 /// Takes some panels of some heads through all tokens of their run; each run has [`run_units`] units.
 #[inline(always)]
-pub(crate) unsafe fn delta_rule<L: Lanes>(a: &Rule<'_>, units: Range<usize>) {
+pub(crate) unsafe fn delta_rule<L: Lanes>(a: &Rule<'_>, units: Range<usize>, scratch: &mut [f32]) {
     let per = run_units(&a.shape);
     let (panel, panels) = (16 * a.shape.head_dim, a.shape.head_dim.div_ceil(16));
     for unit in units {
@@ -217,16 +251,17 @@ pub(crate) unsafe fn delta_rule<L: Lanes>(a: &Rule<'_>, units: Range<usize>) {
         }
         // Registers determine how many panels share the loads of keys and queries.
         if L::WIDE_REGISTERS && some == 2 {
-            tile::<L, 2>(a, run, head, first, state);
+            tile::<L, 2>(a, run, head, first, state, scratch);
         } else {
             for (i, state) in state.chunks_exact_mut(panel).enumerate() {
-                tile::<L, 1>(a, run, head, first + i, state);
+                tile::<L, 1>(a, run, head, first + i, state, scratch);
             }
         }
     }
 }
 
-/// Takes `P` panels of a head through all tokens of their run.
+/// Takes `P` panels of a head through the accepted drafts before their run and through all its tokens. The run's own
+/// drafts change a copy in `scratch` instead of the state.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const P: usize>(
     a: &Rule<'_>,
@@ -234,32 +269,59 @@ unsafe fn tile<L: Lanes, const P: usize>(
     head: usize,
     panel: usize,
     state: &mut [f32],
+    scratch: &mut [f32],
 ) {
     let (shape, len) = (a.shape, a.shape.between_len());
-    let (dim, padded) = (shape.head_dim, shape.value_heads.next_multiple_of(16));
-    let state = state.as_mut_ptr();
+    let dim = shape.head_dim;
+    for i in 0..run.log.accepted {
+        let (_, learned) = a.logs.draft(&shape, run, i);
+        // What it gives for some query, here its own key, is dropped.
+        let query = &learned[head % shape.key_heads * dim..][..dim];
+        learn::<L, P>(&shape, learned, query, head, panel, state.as_mut_ptr());
+    }
+    let mut to = state.as_mut_ptr();
+    let drafts = run.tokens.end - run.log.drafts;
     for token in run.tokens.clone() {
-        let mixed = &a.mixed[token * len..][..len];
-        let query = &mixed[head % shape.key_heads * dim..][..dim];
-        let key = &mixed[shape.key_width() + head % shape.key_heads * dim..][..dim];
-        let value = &mixed[2 * shape.key_width() + head * dim + 16 * panel..][..dim - 16 * panel];
-        let gates = &mixed[shape.channels().next_multiple_of(16)..];
-        let (decay, rate) = (L::splat(gates[head]), L::splat(gates[padded + head]));
-
-        let product = multiply_state::<L, P>(state, key);
-        let mut change = [decay; P];
-        for p in 0..P {
-            let n = (value.len() - 16 * p).min(16);
-            let predicted = L::mul(decay, product[p]);
-            change[p] = L::mul(rate, L::sub(load_up_to::<L>(value.as_ptr().add(16 * p), n), predicted));
+        if token == drafts {
+            scratch[..state.len()].copy_from_slice(state);
+            to = scratch.as_mut_ptr();
         }
-        let outputs = update_state::<L, P>(state, decay, change, key, query);
-        let out = a.out.slice(token * a.out_stride + head * dim + 16 * panel, value.len().min(16 * P));
+        let (queries, learned) = a.mixed[token * len..][..len].split_at(shape.key_width());
+        let query = &queries[head % shape.key_heads * dim..][..dim];
+        let outputs = learn::<L, P>(&shape, learned, query, head, panel, to);
+        let width = (dim - 16 * panel).min(16 * P);
+        let out = a.out.slice(token * a.out_stride + head * dim + 16 * panel, width);
         for p in 0..P {
-            let n = (value.len() - 16 * p).min(16);
-            store_up_to::<L>(out.as_mut_ptr().add(16 * p), outputs[p], n);
+            store_up_to::<L>(out.as_mut_ptr().add(16 * p), outputs[p], (width - 16 * p).min(16));
         }
     }
+}
+
+/// Takes `P` panels of a head through a token, whose row of `mixed` without the queries is `learned`, and returns their
+/// products with a query.
+#[inline(always)]
+unsafe fn learn<L: Lanes, const P: usize>(
+    shape: &DeltaShape,
+    learned: &[f32],
+    query: &[f32],
+    head: usize,
+    panel: usize,
+    state: *mut f32,
+) -> [L::F; P] {
+    let (dim, padded) = (shape.head_dim, shape.value_heads.next_multiple_of(16));
+    let key = &learned[head % shape.key_heads * dim..][..dim];
+    let value = &learned[shape.key_width() + head * dim + 16 * panel..][..dim - 16 * panel];
+    let gates = &learned[learned.len() - 2 * padded..];
+    let (decay, rate) = (L::splat(gates[head]), L::splat(gates[padded + head]));
+
+    let product = multiply_state::<L, P>(state, key);
+    let mut change = [decay; P];
+    for p in 0..P {
+        let n = (value.len() - 16 * p).min(16);
+        let predicted = L::mul(decay, product[p]);
+        change[p] = L::mul(rate, L::sub(load_up_to::<L>(value.as_ptr().add(16 * p), n), predicted));
+    }
+    update_state::<L, P>(state, decay, change, key, query)
 }
 
 /// Running sums over keys: element `k` is added to partial `k % DELTA_PARTIALS`.
@@ -359,15 +421,21 @@ pub(crate) struct Outputs<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) w: &'a Delta,
+    /// `[n][between_len]`
+    pub(crate) mixed: &'a [f32],
     /// `[slots][state_len]`
     pub(crate) state: Shared<'a, f32>,
+    /// `[slots][room][log_len]`
+    pub(crate) log: Shared<'a, f32>,
+    pub(crate) room: usize,
     /// `[n][out_stride]`
     pub(crate) out: Shared<'a, f32>,
     pub(crate) out_stride: usize,
 }
 
-/// Normalises and gates the outputs of some value heads, and keeps an equal share of the last inputs of their run for the
-/// next; each token has as many units as there are value heads. `scratch` holds a head padded to whole vectors.
+/// Normalises and gates the outputs of some value heads, and with those of a run's first token keeps an equal share of what
+/// the next run needs; each token has as many units as there are value heads. `scratch` holds a head padded to whole
+/// vectors.
 #[inline(always)]
 pub(crate) unsafe fn delta_outputs<L: Lanes>(a: &Outputs<'_>, units: Range<usize>, scratch: &mut [f32]) {
     let shape = a.w.shape;
@@ -382,18 +450,46 @@ pub(crate) unsafe fn delta_outputs<L: Lanes>(a: &Outputs<'_>, units: Range<usize
             let gated = L::mul(silu::<L>(load_up_to::<L>(gate.add(i), n)), load_up_to::<L>(to.add(i), n));
             store_up_to::<L>(to.add(i), gated, n);
         }
-        if place.token + shape.taps > place.run.tokens.end {
-            keep_input(a, &place, share(channels, shape.value_heads, head));
+        if place.token == place.run.tokens.start {
+            keep_inputs(a, place.run, share(channels, shape.value_heads, head));
+            keep_drafts(a, place.run, head);
         }
     }
 }
 
-/// Keeps some channels of a token's input, one of the last `taps - 1` of its run.
+/// Keeps some channels of the inputs before the drafts of a run, of which accepted drafts before the run are still in the
+/// log.
 #[inline(always)]
-unsafe fn keep_input(a: &Outputs<'_>, place: &Place<'_>, channels: Range<usize>) {
+unsafe fn keep_inputs(a: &Outputs<'_>, run: &Run, channels: Range<usize>) {
     let shape = a.w.shape;
-    let window = place.run.state as usize * shape.state_len() + shape.value_heads * shape.head_len();
-    let row = place.position() % (shape.taps - 1) * shape.channels().next_multiple_of(16);
-    let to = a.state.slice(window + row + channels.start, channels.len());
-    to.copy_from_slice(&a.x[place.token * a.stride..][channels]);
+    let window = run.state as usize * shape.state_len() + shape.value_heads * shape.head_len();
+    let end = run.start + run.tokens.len() - run.log.drafts;
+    let logged = run.start - run.log.accepted;
+    for position in end.saturating_sub(shape.taps - 1).max(logged)..end {
+        let row = position % (shape.taps - 1) * shape.channels().next_multiple_of(16);
+        let to = a.state.slice(window + row + channels.start, channels.len());
+        if position < run.start {
+            let draft = (run.state as usize * a.room + position - logged) * shape.log_len();
+            to.copy_from_slice(a.log.slice(draft + channels.start, channels.len()));
+        } else {
+            let token = run.tokens.start + position - run.start;
+            to.copy_from_slice(&a.x[token * a.stride..][channels.clone()]);
+        }
+    }
+}
+
+/// Keeps a share of a run's drafts in the log, one share for each value head, in place of the drafts before the run.
+#[inline(always)]
+unsafe fn keep_drafts(a: &Outputs<'_>, run: &Run, head: usize) {
+    let shape = a.w.shape;
+    let (between, padded) = (shape.between_len(), shape.channels().next_multiple_of(16));
+    let channels = share(shape.channels(), shape.value_heads, head);
+    let learned = share(shape.learned_len(), shape.value_heads, head);
+    for (i, token) in (run.tokens.end - run.log.drafts..run.tokens.end).enumerate() {
+        let draft = (run.state as usize * a.room + i) * shape.log_len();
+        let to = a.log.slice(draft + channels.start, channels.len());
+        to.copy_from_slice(&a.x[token * a.stride..][channels.clone()]);
+        let to = a.log.slice(draft + padded + learned.start, learned.len());
+        to.copy_from_slice(&a.mixed[token * between + shape.key_width()..][learned.clone()]);
+    }
 }

@@ -54,7 +54,7 @@ pub(crate) struct FloatKernels {
     pub(crate) norm_add: unsafe fn(&rows::NormAdd<'_>, Range<usize>, &mut [f32]),
     pub(crate) expert_sums: unsafe fn(&rows::ExpertSums<'_>, Range<usize>),
     pub(crate) delta_inputs: unsafe fn(&delta::Inputs<'_>, Range<usize>),
-    pub(crate) delta_rule: unsafe fn(&delta::Rule<'_>, Range<usize>),
+    pub(crate) delta_rule: unsafe fn(&delta::Rule<'_>, Range<usize>, &mut [f32]),
     pub(crate) delta_outputs: unsafe fn(&delta::Outputs<'_>, Range<usize>, &mut [f32]),
 }
 
@@ -95,7 +95,7 @@ macro_rules! kernel_set {
             entry!($lanes, $features, rows::norm_add(a: &rows::NormAdd<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::expert_sums(a: &rows::ExpertSums<'_>, columns: Range<usize>));
             entry!($lanes, $features, delta::delta_inputs(a: &delta::Inputs<'_>, units: Range<usize>));
-            entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>));
+            entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, delta::delta_outputs(a: &delta::Outputs<'_>, units: Range<usize>, scratch: &mut [f32]));
             FloatKernels {
                 norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, mass, undo, sigmoid_gate, norm_add,

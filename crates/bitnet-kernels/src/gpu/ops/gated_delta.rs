@@ -1,7 +1,7 @@
 //! Launches the three kernels of a gated-delta layer: convolution and norms, the delta rule, and the output gate.
 
 use crate::{
-    RowsKind, Run, Step,
+    DraftLog, RowsKind, Run, Step,
     gpu::{
         Arg, Delta, Driver, Gpu, GpuError, Rows, State,
         table::{COPY_BLOCK, DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128},
@@ -33,7 +33,7 @@ fn run_words(runs: &[Run]) -> Vec<u32> {
     runs.iter().flat_map(words).collect()
 }
 
-/// Checks that the tokens of runs follow each other without gaps, and that no two runs share a slot.
+/// Checks that the tokens of runs follow each other without gaps, that no two runs share a slot, and that none has a log.
 fn check(runs: &[Run], slots: usize) {
     let mut used: Vec<u32> = runs.iter().map(|run| run.state).collect();
     used.sort_unstable();
@@ -42,6 +42,7 @@ fn check(runs: &[Run], slots: usize) {
     let mut end = 0;
     for run in runs {
         assert_eq!(run.tokens.start, end, "runs must follow each other without gaps");
+        assert_eq!(run.log, DraftLog::default(), "states on a GPU have no logs");
         end = run.tokens.end;
     }
 }

@@ -26,6 +26,7 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
             start: context - n,
             blocks: i * per..(i + 1) * per,
             state: 0,
+            log: Default::default(),
         };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let blocks: Vec<u32> = (0..(sequences * per) as u32).collect();
@@ -106,7 +107,13 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         let mut x = b.rows(tokens, shape.columns(), RowsKind::Intermediate)?;
         b.write(&mut x, &values(tokens * shape.columns()))?;
         let mut out = b.rows(tokens, shape.value_width(), RowsKind::Intermediate)?;
-        let run = |i: usize| Run { tokens: i * n..(i + 1) * n, start: 1, blocks: 0..0, state: i as u32 };
+        let run = |i: usize| Run {
+            tokens: i * n..(i + 1) * n,
+            start: 1,
+            blocks: 0..0,
+            state: i as u32,
+            log: Default::default(),
+        };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let step = Step::new(&runs, &[]);
         let work = Work {
