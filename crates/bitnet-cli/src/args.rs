@@ -592,6 +592,10 @@ pub struct BenchArgs {
     /// Also decode one sequence with up to this many draft tokens, for repetitive and for varying text
     #[arg(long, value_name = "N", conflicts_with = "url", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub speculate: Option<u8>,
+    /// Also decode one sequence with drafts that are right with this chance, like 0.7,0.85, made by a drafter that knows
+    /// the text; up to --speculate tokens in a step, or 4
+    #[arg(long, value_name = "P", value_delimiter = ',', conflicts_with = "url", value_parser = chance)]
+    pub draft_acceptance: Vec<f64>,
     /// Maximum number of prompt tokens in one step
     #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "url")]
     pub step: usize,
@@ -619,6 +623,12 @@ pub struct BenchArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// Reads a probability.
+fn chance(text: &str) -> Result<f64, String> {
+    let chance = text.parse().ok().filter(|chance| (0.0..=1.0).contains(chance));
+    chance.ok_or_else(|| "give a number from 0 to 1".into())
 }
 
 /// Report what this machine has, and check every kernel on it against the reference.

@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bitnet_kernels::{BackendInfo, DeviceStatus, gpu::Recorded};
 use bitnet_model::{
-    Batch, CacheBytes, CachePlace, DraftLog, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run, Windows,
+    Batch, CacheBytes, CachePlace, DraftLog, ForwardError, HiddenRows, Limits, Logits, Model, ModelSpec, Run,
+    Windows,
 };
 
 /// Counts what a [`HashModel`] did.

@@ -2,7 +2,7 @@
 
 use bitnet::inference::names::ThroughputRecord;
 
-use crate::bitnet::{bitnet, command};
+use crate::bitnet::{bitnet, command, fixture};
 
 #[test]
 fn speeds_come_for_every_length_and_batch_asked_for() {
@@ -128,6 +128,37 @@ fn a_json_schema_needs_a_small_part_of_the_output_head() {
             assert!((0.0..0.5).contains(&head["of_head"].as_f64().unwrap()), "{model}: {row}");
         }
     }
+}
+
+#[test]
+fn drafts_of_a_known_quality_are_accepted_as_often_and_change_no_text() {
+    let drafts = ["--draft-acceptance", "0,0.7,1", "--speculate", "3"];
+    let args = ["bench", "synthetic:tiny", "-p", "8", "-n", "150", "-b", "1", "--json"];
+    let report = bitnet(&[&args[..], &drafts].concat()).json();
+    let tokens: Vec<_> = report["rows"].as_array().unwrap().iter().map(|r| r["tokens"].as_u64()).collect();
+    assert_eq!(tokens, [Some(1), Some(2), Some(3), Some(4)]);
+    let rows = report["known_drafts"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for (row, acceptance) in rows.iter().zip([0.0, 0.7, 1.0]) {
+        let [drafted, accepted] = ["drafted", "accepted"].map(|key| row[key].as_u64().unwrap());
+        assert_eq!((row["acceptance"].as_f64(), &row["undone_by"]), (Some(acceptance), &().into()));
+        // Which drafts the engine tries depends on the times of steps.
+        assert!(drafted > 0, "{row}");
+        match acceptance {
+            0.0 => assert_eq!(accepted, 0, "{row}"),
+            1.0 => assert_eq!(accepted, drafted, "{row}"),
+            _ => assert!(accepted < drafted, "{row}"),
+        }
+    }
+    let refused = bitnet(&["bench", "synthetic:tiny", "--draft-acceptance", "1.5"]);
+    assert!(refused.code == 2 && refused.err.contains("from 0 to 1"), "{refused:?}");
+
+    // The drafts of a recurrent model are undone in both ways.
+    let hybrid = fixture("qwen35-ternary/model-PQ2_0.gguf");
+    let args = ["bench", &hybrid, "-p", "8", "-n", "80", "-b", "1", "--draft-acceptance", "0.7", "--json"];
+    let report = bitnet(&args).json();
+    let rows = report["known_drafts"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| &row["undone_by"]).collect::<Vec<_>>(), ["log", "copy"]);
 }
 
 #[test]

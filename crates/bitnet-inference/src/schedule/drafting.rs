@@ -23,7 +23,8 @@ impl Scheduler {
             if s.pending() > 1 || !s.draws {
                 continue;
             }
-            let room = s.end.saturating_sub(s.tokens.len() + 1).min(self.longest_run() - 1).min(budget.tokens);
+            let room =
+                s.end.saturating_sub(s.tokens.len() + 1).min(self.longest_run() - 1).min(budget.tokens);
             if !s.forced.is_empty() {
                 let room = room.min(Self::until_block(s));
                 // Where log-probabilities are wanted, each forced token needs the row before it.

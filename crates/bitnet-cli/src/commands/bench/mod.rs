@@ -1,6 +1,7 @@
 //! `bitnet bench`: checks that a batch is right, then measures prefill, decode and what else was requested.
 
 mod cpu_time;
+mod drafts;
 mod json;
 pub mod kernels;
 mod report;
@@ -45,6 +46,8 @@ use crate::{
 
 /// Maximum number of sequences decoded together.
 const MAX_BATCH: usize = 1024;
+/// Maximum number of drafts of a known quality in a step, unless another is given.
+const KNOWN_DRAFTS: usize = 4;
 /// Tokens compared between a batch and its members alone.
 const COMPARED: usize = 16;
 
@@ -110,6 +113,12 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let drafts = args.speculate.map(usize::from);
     report.speculation =
         drafts.map_or(Ok(Vec::new()), |drafts| sequences.speculation(drafts, args.decode))?;
+    if !args.draft_acceptance.is_empty() {
+        let mut known = sequences.drafts(drafts.unwrap_or(KNOWN_DRAFTS), args.decode);
+        report.rows = known.rows()?;
+        report.known_drafts = known.known(&args.draft_acceptance)?;
+        save(&report)?;
+    }
     if args.sampling {
         report.sampling = sequences.sampling(args.decode, &checkpoint)?;
     }
@@ -161,6 +170,8 @@ fn unmeasured(
         decode: Vec::new(),
         scaling: Vec::new(),
         speculation: Vec::new(),
+        rows: Vec::new(),
+        known_drafts: Vec::new(),
         sampling: Vec::new(),
         kernels: Vec::new(),
         batch_equals_single: true,
@@ -267,6 +278,7 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     // One sequence with the longest prompt may need more blocks than those of the batch.
     let tokens = longest.div_ceil(sequences).max(begun + args.decode);
     let step = longest.max(begun).min(args.step).max(sequences);
-    let drafts = args.speculate.map_or(0, usize::from);
+    let known = if args.draft_acceptance.is_empty() { 0 } else { KNOWN_DRAFTS };
+    let drafts = args.speculate.map_or(known, usize::from);
     Ok(Want { step, ..Want::sequences(sequences, tokens).drafting(drafts) })
 }

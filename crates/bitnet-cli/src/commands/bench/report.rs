@@ -3,6 +3,7 @@
 use bitnet::kernels::{DeviceStatus, HeadCounts, gpu::Ceilings};
 use serde::Serialize;
 
+use super::drafts::{Known, Rows};
 use super::kernels::Kernel;
 use crate::{error::CliError, memory, output};
 
@@ -39,6 +40,10 @@ pub struct Report {
     pub scaling: Vec<OnThreads>,
     /// Decoding with draft tokens, if requested.
     pub speculation: Vec<Speculation>,
+    /// Times of steps with several tokens of one sequence, if drafts of a known quality are requested.
+    pub rows: Vec<Rows>,
+    /// Decoding with drafts of a known quality, if requested.
+    pub known_drafts: Vec<Known>,
     /// Decoding with tokens drawn otherwise than greedily, if requested.
     pub sampling: Vec<Sampling>,
     /// Single kernels, if requested.
@@ -274,6 +279,19 @@ pub fn print(r: &Report) -> Result<(), CliError> {
         let Speculation { text, drafts, speed, plain, drafted, accepted } = s;
         lines.push(format!(
             "decode  {drafts:2} drafts      {}, without {:.2}; text that {text}, {accepted} of {drafted} accepted",
+            speed.text(),
+            plain.tok_s
+        ));
+    }
+    for Rows { tokens, ms, most } in &r.rows {
+        lines.push(format!("step    {tokens:2} tokens      {ms:9.2} ms, at most {most:.2} times as fast"));
+    }
+    for k in &r.known_drafts {
+        let Known { acceptance, most, undone_by, speed, plain, gain, drafted, accepted, steps } = k;
+        let states = undone_by.map_or(String::new(), |how| format!(", states by {how}"));
+        lines.push(format!(
+            "decode  {most:2} drafts      {}, {gain:.3} of {:.2} without; right with chance {acceptance}{states}: \
+             {accepted} of {drafted} accepted in {steps} steps",
             speed.text(),
             plain.tok_s
         ));

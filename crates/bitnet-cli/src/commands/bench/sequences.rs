@@ -13,7 +13,7 @@ use bitnet::model::{Batch, Checkpoint, Logits, Model};
 
 use super::{
     cpu_time::timed,
-    json,
+    drafts, json,
     report::{Decode, HeadRows, Sampling, Speculation, Speed},
     runs::{REPEATS, repeated},
 };
@@ -175,6 +175,13 @@ impl<'a> Sequences<'a> {
             rows.push(Speculation { text, drafts, speed: last.speed, plain: plain.speed, drafted, accepted });
         }
         Ok(rows)
+    }
+
+    /// What drafts of a known quality are measured with: one sequence that decodes `tokens` tokens, with up to `most`
+    /// drafts in a step.
+    pub fn drafts(&mut self, most: usize, tokens: usize) -> drafts::Bench<'_> {
+        let prompt = self.prompt(0, DEFAULT_DEPTH);
+        drafts::Bench { model: self.model, prompt, tokens, most }
     }
 
     /// Decodes one sequence as common requests draw their tokens, and greedily.
