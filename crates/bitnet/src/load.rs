@@ -607,6 +607,7 @@ mod tests {
         }
     }
 
+    #[test]
     fn every_state_on_the_cpu_has_room_for_a_log_of_drafts() {
         let delta = DeltaShape { key_heads: 2, value_heads: 16, head_dim: 64, taps: 4 };
         let plain = crate::open_checkpoint("synthetic:tiny", &mut |_, _, _| {}).unwrap().checkpoint.spec;
