@@ -11,7 +11,9 @@ use std::{
 };
 
 use bitnet_kernels::{Cpu, Footprint, Isa, KvType, gpu::Gpu};
-use bitnet_model::{Checkpoint, Limits, ModelFootprint, ModelSpec, Synthetic, TensorSource, Transformer};
+use bitnet_model::{
+    Checkpoint, Limits, Model as _, ModelFootprint, ModelSpec, Synthetic, TensorSource, Transformer,
+};
 use bitnet_tests::{Null, all_forms};
 
 /// Bytes that are allocated and not freed.
@@ -53,27 +55,31 @@ struct Load {
     all_logits: bool,
     /// Whether sliding layers have blocks of their own.
     windows: bool,
+    /// Drafts for which the logs of recurrent states have room.
+    drafts: usize,
 }
 
 /// The bytes that loading a model allocates beyond the estimate.
 fn beyond(source: &Synthetic, load: Load) -> isize {
-    let Load { limits, kv, threads, all_logits, windows } = load;
+    let Load { limits, kv, threads, all_logits, windows, drafts } = load;
     let mut cpu = Cpu::new(Isa::best(), threads).unwrap().keeping(kv);
     if all_logits {
         cpu = cpu.for_all_logits();
     }
     // Threads allocate when they first work.
     cpu.peak_products();
-    let footprint = ModelFootprint::new(&cpu, source.spec(), source);
+    let footprint = ModelFootprint::new(&cpu, source.spec(), source).with_logs(drafts);
     let estimated = if windows { footprint.with_windows() } else { footprint }.bytes(limits);
     let load = if windows { Transformer::load_with_windows } else { Transformer::load };
     let before = HELD.load(Relaxed);
-    let model = load(source.spec(), source, cpu, limits, &mut |_, _| {}).unwrap();
+    let mut model = load(source.spec(), source, cpu, limits, &mut |_, _| {}).unwrap();
+    let room = model.reserve_log(drafts).unwrap();
+    assert_eq!(room, if limits.state_slots > 0 { drafts } else { 0 });
     let allocated = HELD.load(Relaxed) - before;
     drop(model);
-    // The estimate includes the logits, which the caller allocates, but not the list of slots.
+    // The estimate includes the logits, which the caller allocates, but not the two lists of slots.
     let logits = 4 * limits.max_logit_rows * source.spec().vocab;
-    allocated + (logits + threads) as isize - (8 * limits.state_slots) as isize - estimated as isize
+    allocated + (logits + threads) as isize - (2 * 8 * limits.state_slots) as isize - estimated as isize
 }
 
 /// On the CPU, everything that depends on sizes is exact; beyond it are only the structures, whose sizes are fixed.
@@ -104,7 +110,8 @@ fn on_the_cpu() {
         let source = Synthetic::of(spec.clone());
         let states = if spec.state_bytes() > 0 { 5 } else { 0 };
         let limits = Limits { max_tokens: 70, max_logit_rows: 6, kv_blocks: 3, state_slots: states };
-        let plain = Load { limits, kv: KvType::F32, threads: 1, all_logits: false, windows: false };
+        let plain =
+            Load { limits, kv: KvType::F32, threads: 1, all_logits: false, windows: false, drafts: 0 };
         let structures = beyond(&source, plain);
         // Less than 4 KiB for each layer, and for what is outside the layers.
         let most = 4096 * (spec.layers as isize + 2);
@@ -112,6 +119,9 @@ fn on_the_cpu() {
         let larger = Limits { max_tokens: 150, max_logit_rows: 33, kv_blocks: 8, state_slots: 2 * states };
         for kv in KvType::ALL {
             assert_eq!(beyond(&source, Load { kv, limits: larger, ..plain }), structures, "{name} {kv}");
+        }
+        for drafts in [1, 4, 16] {
+            assert_eq!(beyond(&source, Load { drafts, ..plain }), structures, "{name}, {drafts} drafts");
         }
         // More blocks than windows need.
         let windows = Load { windows: true, limits: Limits { kv_blocks: 40, ..limits }, ..plain };

@@ -129,7 +129,7 @@ fn a_head_changes_no_text_and_is_right_as_often_as_the_oracle_says() {
             (tried, right) = (tried + drafted, right + accepted);
             let mut at = 0;
             while at + 2 < chain.len() {
-                let tries = (ids.len() + at + 2) % Batch::BLOCK_TOKENS > 0;
+                let tries = !(ids.len() + at + 2).is_multiple_of(Batch::BLOCK_TOKENS);
                 let good = tries && drafts[3 * at] == chain[at + 1];
                 expected_tried += u64::from(tries);
                 expected_right += u64::from(good);

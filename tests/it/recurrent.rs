@@ -60,7 +60,7 @@ fn made(folder: &TempDir, model: &str, inspected: &[&str]) -> Vec<(String, Strin
     };
     let text = run(model, &["--speculate", "0"]);
     assert!(!text.trim().is_empty());
-    for more in [&["--speculate", "4"][..], &["--speculate", "1"], &["--memory", "3M"]] {
+    for more in [&["--speculate", "4"][..], &["--speculate", "1"], &["--memory", "4M"]] {
         assert_eq!(run(model, more), text, "{model} {more:?}");
     }
     let told = ran(folder, &["inspect", model], "").0;

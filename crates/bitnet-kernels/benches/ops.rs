@@ -259,6 +259,7 @@ fn depth(isa: Isa, threads: usize) -> Vec<Value> {
                 start: keys - 1,
                 blocks: i * each..(i + 1) * each,
                 state: 0,
+                log: Default::default(),
             };
             let runs: Vec<Run> = (0..sequences).map(run).collect();
             let step = Step::new(&runs, &table);

@@ -187,9 +187,6 @@ pub trait Backend: Send {
     /// Whether panels and [`Backend::prepare_shortlist`] use the bytes of a file in place.
     const READS_PANELS: bool = false;
 
-    /// Whether states can have logs of drafts ([`Backend::reserve_log`]).
-    const LOGS_DRAFTS: bool = false;
-
     /// Describes what this backend runs on.
     fn info(&self) -> BackendInfo;
 

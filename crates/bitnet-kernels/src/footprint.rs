@@ -21,6 +21,7 @@ pub enum Held {
     Kv(KvShape),
     Delta(DeltaShape),
     State { shape: DeltaShape, slots: usize },
+    Log { shape: DeltaShape, slots: usize, drafts: usize },
     Rotation { width: usize },
     Experts { shape: ExpertShape, group: usize },
 }

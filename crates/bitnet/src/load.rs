@@ -357,12 +357,11 @@ fn on<B: Footprint + 'static>(
     let start = Instant::now();
     let own = backend()?;
     let spec = ModelSpec { draft_head: head, ..checkpoint.spec.clone() };
-    let footprint = ModelFootprint::new(&own, &spec, &*checkpoint.tensors);
+    let footprint = ModelFootprint::new(&own, &spec, &*checkpoint.tensors).with_logs(want.drafts);
     let footprint = if want.windows { footprint.with_windows() } else { footprint };
     let smaller = draft.model.as_ref().map(|model| ModelFootprint::new(&own, &model.spec, &*model.tensors));
     let bytes = |limits| {
-        let smaller = smaller.as_ref().map_or(0, |smaller| smaller.bytes(without_states(limits)));
-        footprint.bytes(limits) + smaller + log_bytes::<B>(&spec, want, limits)
+        footprint.bytes(limits) + smaller.as_ref().map_or(0, |smaller| smaller.bytes(without_states(limits)))
     };
     let (weights, plan) = (footprint.weights(), plan(memory, &spec, &bytes, want)?);
     let load = if want.windows { Transformer::load_with_windows } else { Transformer::load };
@@ -386,11 +385,6 @@ fn on<B: Footprint + 'static>(
         gpu: None,
         refused: Vec::new(),
     })
-}
-
-/// Bytes of the logs of drafts beside recurrent states.
-fn log_bytes<B: Footprint>(spec: &ModelSpec, want: Want, limits: Limits) -> u64 {
-    if B::LOGS_DRAFTS { (limits.state_slots * want.drafts * spec.logged_draft_bytes()) as u64 } else { 0 }
 }
 
 /// The limits of a smaller model that drafts, which has no recurrent layers.
@@ -533,10 +527,9 @@ mod tests {
         want: Want,
     ) -> Result<Plan, Error> {
         let cpu = Cpu::new(Isa::best(), 1)?;
-        let footprint = ModelFootprint::new(&cpu, spec, tensors);
+        let footprint = ModelFootprint::new(&cpu, spec, tensors).with_logs(want.drafts);
         let footprint = if want.windows { footprint.with_windows() } else { footprint };
-        let bytes = |limits| footprint.bytes(limits) + log_bytes::<Cpu>(spec, want, limits);
-        plan((Some(Memory::Bytes(memory)), None), spec, &bytes, want)
+        plan((Some(Memory::Bytes(memory)), None), spec, &|limits| footprint.bytes(limits), want)
     }
 
     /// Plans an engine with a recurrent state of a quarter of a megabyte for each of two layers.
@@ -617,10 +610,10 @@ mod tests {
             let want = Want::engine(8, drafts, spec.context);
             planned_on_cpu(1 << 40, &spec, &Synthetic::of(spec.clone()), want).unwrap().bytes.unwrap()
         };
-        // Inputs, keys, values, decays and rates of a draft, beside 17 states; one state more than without drafts.
+        // Inputs, keys, values, decays and rates of a draft, beside 16 states: 8 of sequences and 8 of snapshots.
         let draft = spec.layers * 4 * (2 * (2 * 128 + 1024) - 128 + 2 * 16);
         let logs = bytes(5) - bytes(4);
-        assert_eq!(logs, 17 * draft as u64);
+        assert_eq!(logs, 16 * draft as u64);
     }
 
     #[test]

@@ -87,8 +87,8 @@ pub struct Sequence {
     pub(crate) wanted: Wanted,
     /// The chain after each published block.
     pub(crate) chains: Vec<Chain>,
-    /// The slot with the recurrent state after the computed tokens, without those in its log. A sequence that runs or is parked owns one, if the
-    /// model has any.
+    /// The slot with the recurrent state after the computed tokens, without those in its log. A sequence that runs or is
+    /// parked owns one, if the model has any.
     pub(crate) state: Option<u32>,
     /// Between plan and commit of drafts, the slot with the state before them, if the model has no logs.
     pub(crate) kept: Option<u32>,

@@ -167,7 +167,7 @@ fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
 }
 
 #[test]
-fn a_recurrent_model_drafts_where_it_has_a_second_state_and_generates_the_same() {
+fn a_recurrent_model_drafts_where_it_has_logs_or_a_second_state_and_generates_the_same() {
     let config = GenerationConfig {
         max_new_tokens: 200,
         temperature: 1.0,
@@ -175,19 +175,23 @@ fn a_recurrent_model_drafts_where_it_has_a_second_state_and_generates_the_same()
         logit_bias: (1..4).map(|token| (token, 100.0)).collect(),
         ..GenerationConfig::default()
     };
-    let with = |state_slots, max_draft| {
+    let with = |state_slots, logs, max_draft| {
         let limits = Limits { max_tokens: 64, max_logit_rows: 5, kv_blocks: 8, state_slots };
         let engine = EngineConfig { max_draft, ..engine(&[]) };
         let each = |_| ControlFlow::Continue(());
         let request = Request::new([1, 2, 3], config.clone());
-        generate(&mut HashModel::new(50, 300, limits), request, &engine, each).unwrap()
+        let model = HashModel::new(50, 300, limits);
+        let mut model = if logs { model } else { model.without_logs() };
+        generate(&mut model, request, &engine, each).unwrap()
     };
-    let plain = with(1, 0);
-    assert_ne!(plain.tokens, with(0, 0).tokens, "the state decides");
-    for (slots, drafts) in [(1, false), (2, true), (4, true)] {
-        let drafted = with(slots, 4);
-        assert_eq!(drafted.tokens, plain.tokens, "{slots} slots");
-        assert_eq!(drafted.drafted > drafted.accepted, drafts, "{slots} slots");
+    let plain = with(1, true, 0);
+    assert_ne!(plain.tokens, with(0, true, 0).tokens, "the state decides");
+    for (slots, logs, drafts) in
+        [(1, false, false), (2, false, true), (4, false, true), (1, true, true), (4, true, true)]
+    {
+        let drafted = with(slots, logs, 4);
+        assert_eq!(drafted.tokens, plain.tokens, "{slots} slots, logs: {logs}");
+        assert_eq!(drafted.drafted > drafted.accepted, drafts, "{slots} slots, logs: {logs}");
     }
 }
 

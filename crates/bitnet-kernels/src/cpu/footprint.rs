@@ -4,7 +4,7 @@ use super::{
     Arena, Buffer, Cpu, HeadCopy, Int8Rows, Panels, Rows, ShortlistBuffers,
     delta::RecurrentScratch,
     experts::ExpertScratch,
-    generic::{attention, dense, shortlist},
+    generic::{attention, delta::rule_scratch, dense, shortlist},
     head::copy::MAX_COLS,
 };
 use crate::{Footprint, Grouping, Held, Int8Matrix, StepSize};
@@ -24,6 +24,7 @@ fn scratch(held: &Held) -> usize {
         Held::Shortlist { cols, .. } if cols <= MAX_COLS => shortlist::scratch(cols),
         Held::Kv(shape) => attention::scratch(&shape),
         Held::Delta(shape) => vectors(shape.head_dim),
+        Held::Log { shape, drafts, .. } if drafts > 0 => rule_scratch(&shape),
         Held::Rotation { width } => 2 * vectors(width),
         Held::Experts { shape, .. } => vectors(shape.count.max(shape.hidden).max(2 * shape.ffn)),
         _ => 0,
@@ -55,6 +56,7 @@ impl Footprint for Cpu {
             Held::State { shape, slots } => {
                 Buffer::<f32>::bytes(slots * shape.state_len()) + slots * size_of::<u64>()
             }
+            Held::Log { shape, slots, drafts } => Buffer::<f32>::bytes(slots * drafts * shape.log_len()),
             Held::Experts { shape, group } => {
                 let of = |rows, cols| panels(rows, cols, Some(group));
                 shape.count * (2 * of(shape.ffn, shape.hidden) + of(shape.hidden, shape.ffn))

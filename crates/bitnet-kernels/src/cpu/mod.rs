@@ -380,7 +380,6 @@ impl Backend for Cpu {
     type Experts = Experts;
 
     const READS_PANELS: bool = true;
-    const LOGS_DRAFTS: bool = true;
 
     by_methods! {
         fn delta(shape: DeltaShape, weights: &DeltaWeights<'_>) -> Delta;

@@ -53,7 +53,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             Held::State { shape, slots } => floats(slots * shape.state_len()),
             Held::Rotation { width } => buffer(width.next_multiple_of(K_TILE) / 8),
             // The others are on the CPU only.
-            Held::Shortlist { .. } | Held::Int8Linear { .. } | Held::Experts { .. } => 0,
+            Held::Shortlist { .. } | Held::Int8Linear { .. } | Held::Experts { .. } | Held::Log { .. } => 0,
         }
     }
 

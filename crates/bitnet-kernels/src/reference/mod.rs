@@ -293,8 +293,6 @@ impl Backend for Reference {
     type Rotation = Rotation;
     type Experts = Experts;
 
-    const LOGS_DRAFTS: bool = true;
-
     fn info(&self) -> BackendInfo {
         BackendInfo { device: "reference".into(), isa: "scalar", threads: 1, kv: self.kv.name() }
     }

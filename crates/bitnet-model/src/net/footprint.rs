@@ -25,6 +25,7 @@ pub struct ModelFootprint<'a, B> {
     spec: &'a ModelSpec,
     weights: Vec<Weight>,
     windows: bool,
+    drafts: usize,
 }
 
 /// Sizes of a model's weights in memory, in bytes.
@@ -54,13 +55,19 @@ impl<'a, B: Footprint> ModelFootprint<'a, B> {
         let entries = tensors.entries().iter().chain(tensors.draft_head());
         let entries = entries.map(|entry| (entry.name.as_str(), entry)).collect();
         let weights = weights(spec, &entries, backend.shortlists());
-        ModelFootprint { backend, spec, weights, windows: false }
+        ModelFootprint { backend, spec, weights, windows: false, drafts: 0 }
     }
 
     /// The same with blocks that only sliding layers use, as [`crate::Transformer::load_with_windows`] loads a model.
     #[must_use]
     pub fn with_windows(self) -> Self {
         ModelFootprint { windows: true, ..self }
+    }
+
+    /// The same with logs of up to `drafts` drafts, as [`crate::Model::reserve_log`] makes them.
+    #[must_use]
+    pub fn with_logs(self, drafts: usize) -> Self {
+        ModelFootprint { drafts, ..self }
     }
 
     /// Sizes of the weights.
@@ -84,6 +91,10 @@ impl<'a, B: Footprint> ModelFootprint<'a, B> {
         let mut held: Vec<Held> = self.weights.iter().map(|weight| weight.held).collect();
         cache(spec, limits, (context, self.windows), &mut held);
         buffers(spec, limits, &mut held);
+        if let Some(shape) = spec.delta() {
+            let log = Held::Log { shape, slots: limits.state_slots, drafts: self.drafts };
+            held.extend((0..spec.recurrent_layers()).map(|_| log));
+        }
         let size = step_size(spec, limits, context);
         let each: usize = held.iter().map(|held| self.backend.bytes(held)).sum();
         let recordings = self.backend.recordings_bytes(self.max_launches());

@@ -266,11 +266,6 @@ impl ModelSpec {
     pub fn state_bytes(&self) -> usize {
         self.delta().map_or(0, |delta| self.recurrent_layers() * 4 * delta.state_len())
     }
-
-    /// Bytes of a draft in the log of a state on the CPU ([`crate::Model::reserve_log`]); 0 without recurrent layers.
-    pub fn logged_draft_bytes(&self) -> usize {
-        self.delta().map_or(0, |delta| self.recurrent_layers() * 4 * delta.log_len())
-    }
 }
 
 /// Limits far above any real model; a larger number is damaged.

@@ -17,8 +17,8 @@ use bitnet::{
 use serde::Serialize;
 
 use super::{
-    report::Speed,
     runs::{REPEATS, repeated},
+    speed::Speed,
 };
 use crate::error::CliError;
 

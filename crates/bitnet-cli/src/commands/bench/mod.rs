@@ -9,6 +9,7 @@ mod restart;
 mod runs;
 mod scaling;
 mod sequences;
+mod speed;
 mod url;
 
 use std::{
@@ -31,9 +32,10 @@ use bitnet::{
 };
 use kernels::{Bounds, Sizes, TUNED};
 pub use report::Report;
-use report::{Gpu, Peaks, Prefill, Speed};
+use report::{Gpu, Peaks, Prefill};
 use runs::repeated;
 use sequences::{RAGGED, Sequences};
+use speed::Speed;
 
 use crate::{
     args::{BenchArgs, Common, DEFAULT_DEPTH, DEFAULT_PROMPT},

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::drafts::{Known, Rows};
 use super::kernels::Kernel;
+use super::speed::Speed;
 use crate::{error::CliError, memory, output};
 
 #[derive(Serialize)]
@@ -49,29 +50,6 @@ pub struct Report {
     /// Single kernels, if requested.
     pub kernels: Vec<Kernel>,
     pub batch_equals_single: bool,
-}
-
-/// Tokens per second over several runs: the median, and the extremes.
-#[derive(Serialize, Clone, Copy)]
-pub struct Speed {
-    pub tok_s: f64,
-    tok_s_min: f64,
-    tok_s_max: f64,
-    runs: usize,
-}
-
-impl Speed {
-    /// Speed of runs that each computed `tokens` tokens in these seconds.
-    pub fn of(tokens: usize, mut seconds: Vec<f64>) -> Self {
-        seconds.sort_by(f64::total_cmp);
-        let (runs, speed) = (seconds.len(), |at: usize| tokens as f64 / seconds[at]);
-        Speed { tok_s: speed(runs / 2), tok_s_min: speed(runs - 1), tok_s_max: speed(0), runs }
-    }
-
-    fn text(&self) -> String {
-        let Speed { tok_s, tok_s_min, tok_s_max, .. } = self;
-        format!("{tok_s:9.2} tok/s ({tok_s_min:.2} to {tok_s_max:.2})")
-    }
 }
 
 #[derive(Serialize)]
@@ -320,15 +298,4 @@ pub fn print(r: &Report) -> Result<(), CliError> {
     }
     lines.push("the tokens of a batch equal those of its members alone".into());
     output::line(lines.join("\n"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Speed;
-
-    #[test]
-    fn a_speed_is_the_median_of_its_runs_and_shows_their_extremes() {
-        let Speed { tok_s, tok_s_min, tok_s_max, runs } = Speed::of(60, vec![3.0, 1.0, 2.0, 6.0, 5.0]);
-        assert_eq!((tok_s, tok_s_min, tok_s_max, runs), (20.0, 10.0, 60.0, 5));
-    }
 }

@@ -14,8 +14,9 @@ use bitnet::model::{Batch, Checkpoint, Logits, Model};
 use super::{
     cpu_time::timed,
     drafts, json,
-    report::{Decode, HeadRows, Sampling, Speculation, Speed},
+    report::{Decode, HeadRows, Sampling, Speculation},
     runs::{REPEATS, repeated},
+    speed::Speed,
 };
 use crate::{args::DEFAULT_DEPTH, error::CliError, progress::Progress};
 

@@ -1,9 +1,9 @@
 //! Random schedules of submissions, cancellations, pauses, deadlines, drains, aborts and faults under tiny limits, each
 //! reproducible by its seed. After every step the scheduler's rules, including those of its order, are checked, and
-//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state, most of
-//! them with logs of drafts, a quarter of all seeds one whose sliding layers have blocks of their own. Half of the seeds have a tier below memory, whose shelf they
-//! share with a second scheduler that runs at the same time, as another process would; most of these have host memory
-//! above the shelf.
+//! every token is compared with the request's result alone. Odd seeds have a model with a recurrent state, most of them
+//! with logs of drafts, a quarter of all seeds one whose sliding layers have blocks of their own. Half of the seeds have a
+//! tier below memory, whose shelf they share with a second scheduler that runs at the same time, as another process
+//! would; most of these have host memory above the shelf.
 //! `BITNET_SIM_SEEDS` sets the number of schedules,
 //! `BITNET_SIM_FIRST` the first seed; a failure reports its own.
 
