@@ -491,6 +491,17 @@ mod tests {
     }
 
     #[test]
+    fn the_tilings_that_are_built_in_can_be_launched() {
+        let measured = crate::gpu::tilings::known("NVIDIA H200", "").unwrap();
+        assert_eq!(measured.len(), 64);
+        for Tiling { grouping, rows, cols, tokens, tile, splits } in measured {
+            let shape = shape(rows, cols / K_TILE, tokens, grouping);
+            let plan = Plan::of(tiles(grouping), shape, &gpu(132, 228 << 10), [tile, splits]);
+            assert!(plan.is_some(), "{shape:?}: {tile} tokens, {splits} splits");
+        }
+    }
+
+    #[test]
     fn split_sums_fit_their_memory_whatever_the_shape_and_the_gpu() {
         let of = |rows| {
             [1, 7, 20, 54, 300]
