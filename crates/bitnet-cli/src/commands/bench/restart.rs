@@ -34,7 +34,8 @@ struct Restart {
     /// `read_seconds / computed_seconds`
     ratio: f64,
     tokens_read: u64,
-    /// Bytes of the parts, and how fast the engine and a plain program read them, one after another.
+    /// Bytes of the parts, and how fast the engine and a plain program read them, one after another. The engine's time
+    /// ends when it holds the last part; the first token comes later, because the end of a prompt is always computed.
     bytes: u64,
     read_gb_s: f64,
     plain_read_gb_s: f64,
@@ -72,7 +73,7 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
         ratio: read.seconds / computed.seconds,
         tokens_read: read.tier.hit_tokens,
         bytes: shelf.read_bytes,
-        read_gb_s: gb_s(shelf.read_bytes, read.seconds),
+        read_gb_s: gb_s(shelf.read_bytes, shelf.read_micros as f64 / 1e6),
         plain_read_gb_s: gb_s(bytes, seconds),
     };
     if args.json {
