@@ -300,10 +300,12 @@ impl Random {
         let refused = |_| KernelError::OutOfMemory { what: "random weights", bytes: len };
         bytes.try_reserve_exact(len).map_err(refused)?;
         bytes.resize(len, 0);
-        for chunk in bytes.chunks_mut(8) {
-            for (b, r) in chunk.iter_mut().zip(self.next().to_le_bytes()) {
-                *b = each(r);
-            }
+        let (words, rest) = bytes.as_chunks_mut();
+        for word in words {
+            *word = self.next().to_le_bytes().map(&each);
+        }
+        if !rest.is_empty() {
+            rest.iter_mut().zip(self.next().to_le_bytes()).for_each(|(b, r)| *b = each(r));
         }
         Ok(bytes)
     }
@@ -352,10 +354,10 @@ impl TensorSource for Synthetic {
         } else {
             // Sign and mantissa are random, the exponent is one of four up to 2^-5.
             let mut bytes = random.bytes(2 * entry.shape.iter().product::<usize>(), |r| r)?;
-            for pair in bytes.chunks_exact_mut(2) {
-                let r = u16::from_le_bytes([pair[0], pair[1]]);
+            for pair in bytes.as_chunks_mut().0 {
+                let r = u16::from_le_bytes(*pair);
                 let exponent = 127 - 5 - (r >> 8 & 3);
-                pair.copy_from_slice(&(r & 0x807F | exponent << 7).to_le_bytes());
+                *pair = (r & 0x807F | exponent << 7).to_le_bytes();
             }
             BitNetTensor::new(DType::BF16, entry.shape.clone(), SharedBytes::new(bytes))
         };

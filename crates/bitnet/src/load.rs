@@ -208,7 +208,8 @@ pub struct UnknownDevice;
 pub struct Machine {
     /// The device.
     pub device: Device,
-    /// Number of CPU threads; `None` for one on each physical core that this process may use ([`default_threads`]).
+    /// Number of CPU threads, which only convert weights if a GPU computes; `None` for one on each physical core that
+    /// this process may use ([`default_threads`]).
     pub threads: Option<usize>,
     /// CPU instruction set.
     pub isa: Isa,
@@ -340,6 +341,7 @@ fn on_gpu<D: Driver + 'static>(
     let mut first = Some(gpu);
     let backend = || {
         let gpu = first.take().map_or_else(|| open(index).and_then(Gpu::new), Ok)?;
+        let gpu = gpu.converting_on(machine.threads());
         Ok(if want.all_logits { gpu.for_all_logits() } else { gpu })
     };
     Ok(Loaded { gpu: Some(used), ..on(backend, memory, checkpoint, (draft, false), want, progress)? })

@@ -53,7 +53,8 @@ pub use memory::on_huge_pages;
 use memory::{Arena, Buffer, Shared};
 use panels::PanelScales;
 pub use panels::Panels;
-use pool::{Pool, share};
+pub(crate) use pool::Pool;
+use pool::share;
 
 /// Rows padded with zeros to whole vectors, `[rows][stride]` f32.
 pub struct Rows {

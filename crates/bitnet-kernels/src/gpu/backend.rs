@@ -95,13 +95,22 @@ impl<D: Driver> Backend for Gpu<D> {
         weights: impl Into<Weights<'a>>,
         order: RowOrder,
     ) -> Result<Linear, KernelError> {
-        Ok(self.linear(&*weights.into().canonical()?, order)?)
+        let weights = weights.into().canonical()?;
+        self.converter.start(weights.codes().len())?;
+        Ok(self.linear(&weights, order)?)
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {
         Ok(match weights.into() {
-            TableWeights::Dense(weights) => self.table(weights)?,
-            TableWeights::Ternary(weights) => self.ternary_table(&*weights.canonical()?)?,
+            TableWeights::Dense(weights) => {
+                self.converter.start(weights.bytes().len())?;
+                self.table(weights)?
+            }
+            TableWeights::Ternary(weights) => {
+                let weights = weights.canonical()?;
+                self.converter.start(weights.codes().len())?;
+                self.ternary_table(&weights)?
+            }
         })
     }
 

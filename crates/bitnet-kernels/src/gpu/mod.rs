@@ -32,7 +32,7 @@ pub use cuda::Cuda;
 pub use driver::{Arg, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
 pub use info::{DeviceInfo, LoadedCode};
-use layout::{CopySize, ShortlistBuffers};
+use layout::{Converter, CopySize, ShortlistBuffers};
 pub use layout::{Delta, Dense, Gain, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table};
 pub use memory::DeviceBuffer;
 use memory::Returned;
@@ -106,6 +106,7 @@ pub struct Gpu<D: Driver> {
     norm: Option<WaitingNorm>,
     returned: Returned,
     uploads: Uploads,
+    converter: Converter,
     /// The runs that the last uploads describe.
     step: Described,
     plans: Plans,
@@ -197,6 +198,7 @@ impl<D: Driver> Gpu<D> {
             norm: None,
             returned,
             uploads: Uploads::default(),
+            converter: Converter::default(),
             step: Described::default(),
             // The self-test picks tiles by size, so that every kernel runs at least once.
             plans: Plans::new(true),

@@ -32,8 +32,9 @@ pub(super) fn inputs(size: &StepSize, recurrent: bool) -> [(Upload, usize); 11] 
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Allocates all memory that steps up to this size need in addition to their buffers.
+    /// Allocates all memory that steps up to this size need in addition to their buffers, when all weights are loaded.
     pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
+        self.end_conversion();
         for (what, bytes) in inputs(size, self.mixed_len > 0) {
             self.make_room(what, bytes)?;
         }

@@ -103,16 +103,14 @@ impl HeadCopy {
         self.cols.div_ceil(4)
     }
 
-    /// Writes the codes as int8, `[rows][stride]`. Columns after the last whole quad stay as they are.
-    pub(crate) fn unpack(&self, out: &mut [u8], stride: usize) {
-        let panels = self.codes.chunks_exact(self.quads() * QUAD_BYTES);
-        for (rows, panel) in out.chunks_mut(PANEL_ROWS * stride).zip(panels) {
-            for (row, out) in rows.chunks_exact_mut(stride).enumerate() {
-                for (out, quad) in out.as_chunks_mut::<4>().0.iter_mut().zip(panel.chunks_exact(QUAD_BYTES)) {
-                    *out = [0, 1, 2, 3].map(|column| quad[4 * row + column] ^ 0x80);
-                }
-            }
+    /// Writes the codes of a row as int8, then zeros.
+    pub(crate) fn unpack(&self, row: usize, out: &mut [u8]) {
+        let panel = &self.codes[row / PANEL_ROWS * self.quads() * QUAD_BYTES..][..self.quads() * QUAD_BYTES];
+        let (out, padding) = out.split_at_mut(4 * self.quads());
+        for (out, quad) in out.as_chunks_mut::<4>().0.iter_mut().zip(panel.as_chunks::<QUAD_BYTES>().0) {
+            *out = [0, 1, 2, 3].map(|column| quad[4 * (row % PANEL_ROWS) + column] ^ 0x80);
         }
+        padding.fill(0);
     }
 }
 

@@ -66,24 +66,24 @@ pub(in crate::gpu) fn gain_bytes(width: usize) -> usize {
     (width * size_of::<f32>()).next_multiple_of(16)
 }
 
+/// Writes a row in bf16, then zeros.
+fn round_row(weights: &BitNetTensor, row: usize, out: &mut [u8]) {
+    let mut values = vec![0.0; weights.cols()];
+    weights.decode_row(row, &mut values);
+    let (out, padding) = out.split_at_mut(2 * values.len());
+    for (out, &value) in out.as_chunks_mut().0.iter_mut().zip(&values) {
+        *out = bf16::from_f32(value).to_le_bytes();
+    }
+    padding.fill(0);
+}
+
 impl<D: Driver> Gpu<D> {
     /// Takes a dense matrix and rounds it to bf16.
     pub fn table(&mut self, weights: &BitNetTensor) -> Result<Table, GpuError> {
         let (rows, cols) = (weights.rows(), weights.cols());
         let stride = cols.next_multiple_of(TABLE_COLUMNS);
         let buffer = self.alloc(dense_bytes(rows, cols), "a dense matrix")?;
-        // In pieces: a whole vocabulary would take hundreds of megabytes of additional host memory.
-        const PIECE: usize = 1024;
-        let mut row = vec![0.0; cols];
-        for first in (0..rows).step_by(PIECE) {
-            let mut bytes = Vec::with_capacity(2 * PIECE * stride);
-            for r in first..rows.min(first + PIECE) {
-                weights.decode_row(r, &mut row);
-                bytes.extend(row.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()));
-                bytes.resize(bytes.len() + 2 * (stride - cols), 0);
-            }
-            self.send(buffer.address() + (2 * first * stride) as u64, &bytes)?;
-        }
+        self.convert(buffer.address(), rows, 2 * stride, &|row, out| round_row(weights, row, out))?;
         Ok(Table::Dense(Dense { rows, cols, stride, buffer, copy: None }))
     }
 

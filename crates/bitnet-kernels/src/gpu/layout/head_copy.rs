@@ -2,8 +2,6 @@
 //!
 //! `docs/dev/kernels.md` has the bound.
 
-use std::{num::NonZero, thread};
-
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 
 use crate::gpu::{
@@ -76,7 +74,7 @@ impl<D: Driver> Gpu<D> {
         if !self.makes_copy(columns) {
             return Ok(());
         }
-        let mut cpu = Cpu::new(Isa::best(), thread::available_parallelism().map_or(1, NonZero::get))?;
+        let mut cpu = Cpu::new(Isa::best(), self.converter.threads())?;
         let stride = columns.next_multiple_of(COLUMNS);
         let codes = self.alloc(rows * stride, "int8 weights of the output head")?;
         let mut floats = Vec::with_capacity(4 * rows.next_multiple_of(ROWS));
@@ -86,9 +84,8 @@ impl<D: Driver> Gpu<D> {
             self.receive(buffer.address() + (2 * first * columns) as u64, &mut values)?;
             let values = BitNetTensor::new(DType::BF16, [count, columns], SharedBytes::new(values))?;
             let Some(piece) = cpu.copy_head(&values)? else { return Ok(()) };
-            let mut bytes = vec![0; count * stride];
-            piece.unpack(&mut bytes, stride);
-            self.send(codes.address() + (first * stride) as u64, &bytes)?;
+            let address = codes.address() + (first * stride) as u64;
+            self.convert(address, count, stride, &|row, out| piece.unpack(row, out))?;
             let of = |row| [piece.scales[row], piece.norms[row], piece.errors[row], 0.0];
             floats.extend((0..count).flat_map(of));
         }

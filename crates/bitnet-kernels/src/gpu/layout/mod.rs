@@ -2,6 +2,7 @@
 
 mod bytes;
 mod cache;
+mod convert;
 mod delta;
 mod dense;
 mod head_copy;
@@ -12,6 +13,7 @@ mod ternary;
 
 pub(super) use bytes::{f32_bytes, u32_bytes};
 pub use cache::{Kv, Rope};
+pub(super) use convert::Converter;
 pub use delta::{Delta, State};
 pub use dense::{Dense, Gain, Table};
 pub(super) use dense::{HeadCopy, dense_bytes, gain_bytes};

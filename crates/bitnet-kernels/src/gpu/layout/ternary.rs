@@ -1,6 +1,8 @@
 //! Ternary weights in layout T2F, packed so that one 16-byte load feeds four multiplications of the matrix units.
 //! `docs/dev/kernels.md` draws the layout.
 
+use std::array;
+
 use bitnet_tensor::{TernaryScales, TernaryTensor};
 use half::f16;
 
@@ -82,39 +84,76 @@ fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     (pair < rows / 2).then_some(row)
 }
 
-/// Spreads the four codes of a byte to four bytes.
-fn spread(codes: u8) -> u32 {
-    let x = u32::from(codes);
-    let x = (x | x << 12) & 0x000F_000F;
-    (x | x << 6) & 0x0303_0303
+/// A matrix that is packed into tiles.
+struct Tiles<'a> {
+    weights: &'a TernaryTensor,
+    order: RowOrder,
+    /// Bytes of a tile.
+    bytes: usize,
 }
 
-/// Appends the codes of 128 columns of 16 rows, in the tile of columns `tile`; `row_codes` gives the codes of a row. The
-/// codes of padding may have any value: activations are zero there, and outputs of padding rows are not stored.
-fn pack_tile<'w>(
-    rows: [Option<usize>; TILE_ROWS],
-    row_codes: impl Fn(usize) -> &'w [u8],
-    tile: usize,
-    out: &mut Vec<u8>,
-) {
-    let rows = rows.map(|row| row.map_or(&[][..], &row_codes));
-    // A byte has four columns.
-    let first = tile * K_TILE / 4;
-    let codes = |row: usize, byte: usize| spread(rows[row].get(byte).copied().unwrap_or(0));
-    for (g, q) in (0..32).map(|lane| (lane / 4, lane % 4)) {
-        for near in (0..4).map(|j| first + 8 * j + q) {
-            let far = near + 4;
-            let word = codes(g, near) | codes(g + 8, near) << 2 | codes(g, far) << 4 | codes(g + 8, far) << 6;
-            out.extend(word.to_le_bytes());
+impl Tiles<'_> {
+    /// Writes a row of tiles: all columns of 16 rows. The codes of padding may have any value: activations are zero
+    /// there, and outputs of padding rows are not stored.
+    fn write(&self, row_tile: usize, out: &mut [u8]) {
+        let rows: [Option<usize>; TILE_ROWS] =
+            array::from_fn(|i| row_at(self.order, self.weights.rows(), row_tile * TILE_ROWS + i));
+        let codes = rows.map(|row| row.map_or(&[][..], |row| self.weights.row_codes(row)));
+        let scales = rows.map(|row| row.map_or(&[][..], |row| self.weights.group_scales(row)));
+        let groups = self.weights.group().map_or(0, |group| K_TILE / group);
+        for (tile, out) in out.chunks_exact_mut(self.bytes).enumerate() {
+            let (out, scales_out) = out.split_at_mut(TILE_BYTES);
+            for (g, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+                pack_pair([&columns(codes[g], tile), &columns(codes[g + 8], tile)], out);
+            }
+            pack_scales(&scales, tile * groups, groups, scales_out);
         }
     }
 }
 
-/// Appends the scales of the groups `first..first + count` of 16 rows.
-fn pack_scales(rows: &[&[f16]; TILE_ROWS], first: usize, count: usize, out: &mut Vec<u8>) {
-    for group in first..first + count {
-        for row in (0..8).flat_map(|pair| [pair, pair + 8]) {
-            out.extend(rows[row].get(group).copied().unwrap_or(f16::ZERO).to_le_bytes());
+/// The codes of 128 columns of a row, in the tile of columns `tile`; zeros after its end.
+fn columns(row: &[u8], tile: usize) -> [u8; K_TILE / 4] {
+    let rest = row.get(tile * K_TILE / 4..).unwrap_or_default();
+    rest.first_chunk().copied().unwrap_or_else(|| {
+        let mut last = [0; K_TILE / 4];
+        last[..rest.len()].copy_from_slice(rest);
+        last
+    })
+}
+
+/// Packs rows `g` and `g + 8` of a tile, for four lanes. Each step treats the four words of a lane alike, so that the
+/// compiler computes them in one vector.
+fn pack_pair(rows: [&[u8; K_TILE / 4]; 2], out: &mut [u8; 2 * K_TILE / 4]) {
+    const EVEN: u32 = 0x3333_3333;
+    const LOW: u32 = 0x0F0F_0F0F;
+    // Byte `q` of `columns[b][j]` has the codes of column `b` in word `j` of lane `q`.
+    let mut columns = [[0; 4]; 4];
+    for j in 0..4 {
+        let word = |row: usize, at: usize| u32::from_le_bytes(array::from_fn(|byte| rows[row][at + byte]));
+        let [first, second] = [8 * j, 8 * j + 4].map(|at| (word(0, at), word(1, at)));
+        let even = |(a, b): (u32, u32)| a & EVEN | (b & EVEN) << 2;
+        let odd = |(a, b): (u32, u32)| a >> 2 & EVEN | b & !EVEN;
+        for (b, near, far) in [(0, even(first), even(second)), (1, odd(first), odd(second))] {
+            columns[b][j] = near & LOW | (far & LOW) << 4;
+            columns[b + 2][j] = near >> 4 & LOW | far & !LOW;
+        }
+    }
+    let (lanes, _) = out.as_chunks_mut::<16>();
+    for (q, lane) in lanes.iter_mut().enumerate() {
+        let words: [u32; 4] = array::from_fn(|j| {
+            let byte = |b: usize| (columns[b][j] >> (8 * q) & 0xFF) << (8 * b);
+            byte(0) | byte(1) | byte(2) | byte(3)
+        });
+        lane.as_chunks_mut().0.iter_mut().zip(words).for_each(|(out, word)| *out = word.to_le_bytes());
+    }
+}
+
+/// Writes the scales of the groups `first..first + count` of 16 rows.
+fn pack_scales(rows: &[&[f16]; TILE_ROWS], first: usize, count: usize, out: &mut [u8]) {
+    for (group, out) in (first..first + count).zip(out.chunks_exact_mut(2 * TILE_ROWS)) {
+        for (place, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+            let scale = rows[place / 2 + 8 * (place % 2)].get(group);
+            *out = scale.copied().unwrap_or(f16::ZERO).to_le_bytes();
         }
     }
 }
@@ -122,48 +161,23 @@ fn pack_scales(rows: &[&[f16]; TILE_ROWS], first: usize, count: usize, out: &mut
 impl<D: Driver> Gpu<D> {
     /// Packs a ternary matrix.
     pub fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, GpuError> {
-        let shape = [weights.rows(), weights.cols()];
-        let groups = weights.group().map_or(0, |group| K_TILE / group);
-        let bytes = tile_bytes(weights.group());
-        let codes = self.pack(shape, order, bytes, |rows, tile, out| {
-            pack_tile(rows, |row| weights.row_codes(row), tile, out);
-            let scales = rows.map(|row| row.map_or(&[][..], |row| weights.group_scales(row)));
-            pack_scales(&scales, tile * groups, groups, out);
-        })?;
+        let (rows, cols) = (weights.rows(), weights.cols());
+        if let RowOrder::Rope { head_dim } = order {
+            assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows must be whole heads");
+        }
+        let padded = rows.next_multiple_of(ROW_PADDING);
+        let tiles = Tiles { weights, order, bytes: tile_bytes(weights.group()) };
+        let codes = self.alloc(linear_bytes(rows, cols, weights.group())[0], "ternary weights")?;
+        let row_bytes = cols.div_ceil(K_TILE) * tiles.bytes;
+        self.convert(codes.address(), padded / TILE_ROWS, row_bytes, &|row, out| tiles.write(row, out))?;
         let scales = match weights.scales() {
             TernaryScales::Rows(_) => {
-                let places = 0..shape[0].next_multiple_of(ROW_PADDING);
-                let row_scale = |place| weights.row_scale(row_at(order, shape[0], place)?);
-                let scales: Vec<f32> = places.map(|place| row_scale(place).unwrap_or(0.0)).collect();
+                let row_scale = |place| weights.row_scale(row_at(order, rows, place)?);
+                let scales: Vec<f32> = (0..padded).map(|place| row_scale(place).unwrap_or(0.0)).collect();
                 Scales::Rows(self.store(&f32_bytes(&scales), "scales of ternary weights")?)
             }
             TernaryScales::Groups { width, .. } => Scales::Groups(*width),
         };
-        Ok(Linear { rows: shape[0], cols: shape[1], order, codes, scales })
-    }
-
-    /// Stores a matrix as tiles of `bytes` bytes. `pack` appends one tile, given its 16 rows (`None` is padding) and
-    /// its number along the columns.
-    fn pack(
-        &mut self,
-        [rows, cols]: [usize; 2],
-        order: RowOrder,
-        bytes: usize,
-        pack: impl Fn([Option<usize>; TILE_ROWS], usize, &mut Vec<u8>),
-    ) -> Result<DeviceBuffer, GpuError> {
-        if let RowOrder::Rope { head_dim } = order {
-            assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows must be whole heads");
-        }
-        let row_tiles = rows.next_multiple_of(ROW_PADDING) / TILE_ROWS;
-        let k_tiles = cols.div_ceil(K_TILE);
-        let buffer = self.alloc(row_tiles * k_tiles * bytes, "ternary weights")?;
-        let mut packed = Vec::with_capacity(k_tiles * bytes);
-        for tile in 0..row_tiles {
-            packed.clear();
-            let rows = std::array::from_fn(|i| row_at(order, rows, tile * TILE_ROWS + i));
-            (0..k_tiles).for_each(|k_tile| pack(rows, k_tile, &mut packed));
-            self.send(buffer.address() + (tile * k_tiles * bytes) as u64, &packed)?;
-        }
-        Ok(buffer)
+        Ok(Linear { rows, cols, order, codes, scales })
     }
 }

@@ -8,6 +8,7 @@ mod draw;
 mod embed;
 mod errors;
 mod instructions;
+mod layout;
 mod litmus;
 mod logits;
 mod mutants;
