@@ -128,9 +128,9 @@ fn pack_pair(rows: [&[u8; K_TILE / 4]; 2], out: &mut [u8; 2 * K_TILE / 4]) {
     const LOW: u32 = 0x0F0F_0F0F;
     // Byte `q` of `columns[b][j]` has the codes of column `b` in word `j` of lane `q`.
     let mut columns = [[0; 4]; 4];
-    for j in 0..4 {
+    for (j, at) in (0..K_TILE / 4).step_by(8).enumerate() {
         let word = |row: usize, at: usize| u32::from_le_bytes(array::from_fn(|byte| rows[row][at + byte]));
-        let [first, second] = [8 * j, 8 * j + 4].map(|at| (word(0, at), word(1, at)));
+        let [first, second] = [at, at + 4].map(|at| (word(0, at), word(1, at)));
         let even = |(a, b): (u32, u32)| a & EVEN | (b & EVEN) << 2;
         let odd = |(a, b): (u32, u32)| a >> 2 & EVEN | b & !EVEN;
         for (b, near, far) in [(0, even(first), even(second)), (1, odd(first), odd(second))] {
