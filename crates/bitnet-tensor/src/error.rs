@@ -34,6 +34,9 @@ pub enum TensorError {
     /// Groups must have 64 or 128 columns.
     #[error("groups of {group} columns: a group must have 64 or 128")]
     Group { group: usize },
+    /// The system gives no memory for the result.
+    #[error("no memory for {bytes} bytes of a tensor")]
+    OutOfMemory { bytes: usize },
     /// A weight scale is NaN or infinite.
     #[error("weight scale {scale} is not finite")]
     Scale { scale: f32 },

@@ -140,7 +140,8 @@ impl TernaryTensor {
     /// has groups of 64 columns, the result has.
     ///
     /// # Errors
-    /// If `parts` is empty, or the parts differ in their number of columns or in what shares a scale.
+    /// If `parts` is empty, the parts differ in their number of columns or in what shares a scale, or there is no memory for
+    /// the result.
     pub fn stack(parts: &[TernaryTensor]) -> Result<Self, TensorError> {
         let Some(first) = parts.first() else {
             return Err(TensorError::Empty { rows: 0, cols: 0 });
@@ -150,7 +151,10 @@ impl TernaryTensor {
         }
         let scales = stacked_ranges(parts).or_else(|| stacked_groups(parts));
         let scales = scales.ok_or(TensorError::ScaleMismatch)?;
-        let codes = parts.iter().map(TernaryTensor::codes).collect::<Vec<_>>().concat();
+        let bytes = parts.iter().map(|part| part.codes.len()).sum();
+        let mut codes = Vec::new();
+        codes.try_reserve_exact(bytes).map_err(|_| TensorError::OutOfMemory { bytes })?;
+        parts.iter().for_each(|part| codes.extend_from_slice(&part.codes));
         Ok(TernaryTensor { rows: parts.iter().map(|part| part.rows).sum(), cols: first.cols, codes, scales })
     }
 

@@ -96,7 +96,7 @@ fn a_batch_ended_by_any_signal_in_any_phase_continues_byte_for_byte() {
 fn memory_that_the_system_refuses_at_start_is_an_error_of_one_line() {
     for model in ["synthetic:125m", "demo"] {
         // KiB of address space: enough for the program, too little for the weights.
-        for limit in [90_000, 110_000, 130_000] {
+        for limit in (90_000..=130_000).step_by(2_500) {
             let script =
                 format!("ulimit -v {limit}; exec \"$0\" run {model} --ids 1,2 -n 3 --device cpu --threads 1");
             let mut shell = std::process::Command::new("sh");

@@ -1,8 +1,8 @@
 //! Reads weights from a source into the layout of a backend: tables, stacks of ternary matrices, norms.
 //! Files that already have the backend's layout are used in place.
 
-use bitnet_kernels::{Backend, Int8Matrix, Norm, Rotate, RowOrder, Weights};
-use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
+use bitnet_kernels::{Backend, Int8Matrix, KernelError, Norm, Rotate, RowOrder, Weights};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TensorError, TernaryTensor};
 
 use crate::{
     ModelError,
@@ -121,7 +121,14 @@ pub(crate) fn read_stacked(
     if parts.len() == 1 {
         return Ok(parts.remove(0));
     }
-    TernaryTensor::stack(&parts).map_err(ModelError::data(SOURCE, &names.join(" + ")))
+    TernaryTensor::stack(&parts).map_err(|e| match e {
+        TensorError::OutOfMemory { bytes } => no_memory(bytes),
+        other => ModelError::data(SOURCE, &names.join(" + "))(other),
+    })
+}
+
+fn no_memory(bytes: usize) -> ModelError {
+    KernelError::OutOfMemory { what: "stacked weights", bytes }.into()
 }
 
 /// Reads float matrices that share an input, stacked into one.
@@ -133,7 +140,10 @@ pub(crate) fn read_dense_stack(
     let shape = [parts.iter().map(BitNetTensor::rows).sum::<usize>(), parts[0].cols()];
     let alike = parts.iter().all(|part| part.dtype() == parts[0].dtype());
     let stacked = if alike {
-        let bytes = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect::<Vec<_>>();
+        let len = parts.iter().map(|part| part.bytes().len()).sum();
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).map_err(|_| no_memory(len))?;
+        parts.iter().for_each(|part| bytes.extend_from_slice(part.bytes()));
         BitNetTensor::new(parts[0].dtype(), shape, SharedBytes::new(bytes))
     } else {
         let values: Vec<f32> = parts.iter().flat_map(BitNetTensor::to_f32).collect();
