@@ -74,9 +74,9 @@ def test_async_streams_give_the_same_texts_together(model):
 
 def test_a_cancelled_task_cancels_its_request(model):
     async def give_up():
-        endless = model.stream("O", max_tokens=400, ignore_eos=True, seed=1)
+        endless = model.stream("O", max_tokens=1900, ignore_eos=True, seed=1)
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(endless, 0.05)
+            await asyncio.wait_for(endless, 0.01)
         return endless
 
     before = model.counts["cancelled"]
