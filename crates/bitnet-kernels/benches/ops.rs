@@ -219,7 +219,7 @@ fn attend(cpu: &mut Cpu, head_dim: usize, keys: usize) -> Value {
     let qkv = cpu.rows(1, (heads + 2 * kv_heads) * head_dim, RowsKind::Intermediate).unwrap();
     let mut out = cpu.rows(1, heads * head_dim, RowsKind::Intermediate).unwrap();
     let table: Vec<u32> = (0..blocks as u32).collect();
-    let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks, state: 0, log: Default::default() }];
+    let runs = [Run { tokens: 0..1, start: keys - 1, blocks: 0..blocks, ..Run::default() }];
     // Every dimension has one product with the key and one with the value.
     let made = (2 * heads * keys * head_dim) as f64;
     let step = Step::new(&runs, &table);
@@ -258,8 +258,7 @@ fn depth(isa: Isa, threads: usize) -> Vec<Value> {
                 tokens: i..i + 1,
                 start: keys - 1,
                 blocks: i * each..(i + 1) * each,
-                state: 0,
-                log: Default::default(),
+                ..Run::default()
             };
             let runs: Vec<Run> = (0..sequences).map(run).collect();
             let step = Step::new(&runs, &table);
@@ -299,7 +298,7 @@ fn delta(cpu: &mut Cpu, threads: usize) -> Vec<Value> {
             start: if tokens > 1 { 0 } else { 1 },
             blocks: 0..0,
             state: i as u32,
-            log: Default::default(),
+            ..Run::default()
         };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let step = Step::new(&runs, &[]);

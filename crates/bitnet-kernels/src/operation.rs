@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Consecutive tokens of one sequence within a step.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Run {
     /// Rows of the step's activations that hold these tokens.
     pub tokens: Range<usize>,

@@ -685,13 +685,7 @@ fn qkv<B: Inspect>(
     let mut project = |b: &mut B, first: usize, len: usize| {
         let q = input(b, v, (len, k), grouping)?;
         let mut qkv = b.rows(len, width, RowsKind::Intermediate)?;
-        let runs = [Run {
-            tokens: 0..len,
-            start: first,
-            blocks: 0..blocks.len(),
-            state: 0,
-            log: Default::default(),
-        }];
+        let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), ..Run::default() }];
         let step = Step::new(&runs, &blocks);
         b.bit_linear_norm_rope_store(step, &q, w, heads, &rope, norms, &mut qkv, &mut kv)?;
         Ok::<_, KernelError>((runs, qkv))
@@ -870,18 +864,11 @@ fn attention<B: Inspect>(
                 tokens: past_rows..past_rows + start,
                 start: 0,
                 blocks: table.clone(),
-                state: 0,
-                log: Default::default(),
+                ..Run::default()
             });
             past_rows += start;
         }
-        step.push(Run {
-            tokens: step_rows..step_rows + len,
-            start,
-            blocks: table,
-            state: 0,
-            log: Default::default(),
-        });
+        step.push(Run { tokens: step_rows..step_rows + len, start, blocks: table, ..Run::default() });
         step_rows += len;
     }
     let mut before = b.rows(past_rows.max(1), width, RowsKind::Intermediate)?;

@@ -192,7 +192,7 @@ impl<B: Inspect> Sequences<B> {
     ) -> Result<(&'static str, Vec<f64>, Vec<u32>), KernelError> {
         let (mut n, mut runs) = (0, Vec::new());
         for (&(start, len), &state) in sequences.iter().zip(&self.slots).filter(|((_, len), _)| *len > 0) {
-            runs.push(Run { tokens: n..n + len, start, blocks: 0..0, state, log: Default::default() });
+            runs.push(Run { tokens: n..n + len, start, blocks: 0..0, state, ..Run::default() });
             n += len;
         }
         let columns = self.shape.columns();
@@ -331,13 +331,7 @@ fn partial_rope<B: Inspect>(
     for (first, len) in [(0, start), (start, n)] {
         let mut qkv = b.rows(len.max(1), width, RowsKind::Intermediate)?;
         b.write(&mut qkv, &v.many(len * width))?;
-        let runs = [Run {
-            tokens: 0..len,
-            start: first,
-            blocks: 0..blocks.len(),
-            state: 0,
-            log: Default::default(),
-        }];
+        let runs = [Run { tokens: 0..len, start: first, blocks: 0..blocks.len(), ..Run::default() }];
         let step = Step::new(&runs, &blocks);
         b.norm_rope_store(step, heads, &rope, Some([&norms[0], &norms[1]]), &mut qkv, &mut kv)?;
         results.push(floats("rows", b.read(&qkv, len)?));

@@ -363,7 +363,7 @@ mod tests {
         let mut out = cpu.rows(n, shape.value_width(), RowsKind::Intermediate).unwrap();
         cpu.prepare(&StepSize { tokens: n, logit_rows: 1, blocks: 1, group: 1, vocab: 8 }).unwrap();
         let before = memory(&cpu);
-        let runs = [Run { tokens: 0..n, start: 0, blocks: 0..0, state: 0, log: Default::default() }];
+        let runs = [Run { tokens: 0..n, start: 0, blocks: 0..0, ..Run::default() }];
         let step = Step::new(&runs, &[]);
         cpu.dense(n, &residual, &gain, &table, &mut x, shape.columns() - 8).unwrap();
         cpu.gated_delta(step, &x, &layer, &mut state, &mut out).unwrap();

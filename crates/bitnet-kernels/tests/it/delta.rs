@@ -470,7 +470,7 @@ fn a_rotary_embedding_of_a_part_of_a_head_pairs_within_it_and_leaves_the_rest() 
         let mut kv = b.kv(KvShape { blocks: 1, kv_heads: 1, head_dim: dim }).unwrap();
         let mut qkv = b.rows(1, columns, RowsKind::Intermediate).unwrap();
         b.write(&mut qkv, &x).unwrap();
-        let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0, log: Default::default() }];
+        let runs = [Run { tokens: 0..1, start: 0, blocks: 0..1, ..Run::default() }];
         b.norm_rope_store(Step::new(&runs, &[0]), heads, &rope, None, &mut qkv, &mut kv).unwrap();
         let turned = b.read(&qkv, 1).unwrap();
         for (at, &value) in turned.iter().enumerate() {

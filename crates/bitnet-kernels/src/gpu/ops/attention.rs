@@ -170,13 +170,8 @@ mod tests {
 
     /// Chunks for sequences after so many tokens, which decode one more each, on 132 multiprocessors.
     fn chunks(width: &Width, kv_heads: usize, before: &[usize]) -> usize {
-        let of = |(i, &start): (usize, &usize)| Run {
-            tokens: i..i + 1,
-            start,
-            blocks: 0..0,
-            state: 0,
-            log: Default::default(),
-        };
+        let of =
+            |(i, &start): (usize, &usize)| Run { tokens: i..i + 1, start, blocks: 0..0, ..Run::default() };
         let runs: Vec<Run> = before.iter().enumerate().map(of).collect();
         let items = WorkItems::of(&runs, 4, width.many.1);
         width.chunks(&items.few, kv_heads, width.head_dim, &DeviceInfo::h100()).1

@@ -70,7 +70,7 @@ pub fn attend(
             let at = features.len() / HIDDEN;
             features.extend_from_slice(&sequences[s][start * HIDDEN..end * HIDDEN]);
             let blocks = first(s)..first(s) + needed[s];
-            runs.push(Run { tokens: at..at + end - start, start, blocks, state: 0, log: Default::default() });
+            runs.push(Run { tokens: at..at + end - start, start, blocks, ..Run::default() });
         }
         let n = features.len() / HIDDEN;
         let mut x = reference.rows(n, HIDDEN, RowsKind::Residual).unwrap();

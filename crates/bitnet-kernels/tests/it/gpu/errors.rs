@@ -88,8 +88,7 @@ fn two_runs_with_one_state_are_stopped_before_the_driver() {
     let mut state = gpu.state(shape, 2).unwrap();
     let x = gpu.rows(2, shape.columns(), RowsKind::Intermediate).unwrap();
     let mut out = gpu.rows(2, 4, RowsKind::Intermediate).unwrap();
-    let runs =
-        [0, 1].map(|i| Run { tokens: i..i + 1, start: 0, blocks: 0..0, state: 1, log: Default::default() });
+    let runs = [0, 1].map(|i| Run { tokens: i..i + 1, start: 0, blocks: 0..0, state: 1, ..Run::default() });
     let _ = gpu.gated_delta(Step::new(&runs, &[]), &x, &layer, &mut state, &mut out);
 }
 
@@ -113,7 +112,7 @@ fn a_block_outside_the_cache_is_stopped_before_the_driver() {
     let kv = gpu.kv(KvShape { blocks: 2, kv_heads: 1, head_dim: 16 }).unwrap();
     let qkv = gpu.rows(1, 48, RowsKind::Intermediate).unwrap();
     let mut out = gpu.rows(1, 16, RowsKind::Intermediate).unwrap();
-    let run = Run { tokens: 0..1, start: 0, blocks: 0..1, state: 0, log: Default::default() };
+    let run = Run { tokens: 0..1, start: 0, blocks: 0..1, ..Run::default() };
     let _ = gpu.attention(Step::new(&[run], &[2]), &qkv, &kv, &mut out);
 }
 

@@ -228,7 +228,7 @@ fn a_sequence_that_grows_within_some_tiles_is_replayed() {
     let blocks: Vec<u32> = (0..12).collect();
     for (position, replays) in [(540, 0), (541, 1), (620, 2), (740, 3)] {
         for _ in 0..8 {
-            let run = Run { tokens: 0..1, start: position, blocks: 0..12, state: 0, log: Default::default() };
+            let run = Run { tokens: 0..1, start: position, blocks: 0..12, ..Run::default() };
             gpu.attention(Step::new(&[run], &blocks), &qkv, &kv, &mut out).unwrap();
         }
         gpu.finish().unwrap();
@@ -245,13 +245,7 @@ fn a_sequence_too_long_for_the_memory_of_its_parts_is_attended_in_one() {
     let mut out = gpu.rows(1, 16, RowsKind::Intermediate).unwrap();
     let blocks: Vec<u32> = (0..65).collect();
     let mut attend = |tiles: usize| {
-        let run = Run {
-            tokens: 0..1,
-            start: tiles * BLOCK_TOKENS - 1,
-            blocks: 0..65,
-            state: 0,
-            log: Default::default(),
-        };
+        let run = Run { tokens: 0..1, start: tiles * BLOCK_TOKENS - 1, blocks: 0..65, ..Run::default() };
         gpu.attention(Step::new(&[run], &blocks), &qkv, &kv, &mut out).unwrap();
         gpu.finish().unwrap();
         gpu.counts().launches
@@ -272,8 +266,7 @@ fn layers_that_share_a_step_or_not_attend_as_alone() {
             tokens,
             start: 3 * i,
             blocks: i..3,
-            state: 0,
-            log: Default::default(),
+            ..Run::default()
         };
         tokens.into_iter().enumerate().map(of).collect::<Vec<_>>()
     });

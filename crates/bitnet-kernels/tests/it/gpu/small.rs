@@ -218,7 +218,7 @@ pub fn delta(simulator: Simulator, dim: usize) -> Bits {
                 start: starts[s],
                 blocks: 0..0,
                 state: slots[s],
-                log: Default::default(),
+                ..Run::default()
             }
         });
         let mut x = gpu.rows(n, shape.columns(), RowsKind::Intermediate)?;
@@ -247,7 +247,7 @@ pub fn delta_again(simulator: Simulator) -> Bits {
     let mut out = gpu.rows(3, shape.value_width(), RowsKind::Intermediate)?;
     let mut all = Vec::new();
     for _ in 0..2 {
-        let runs = [Run { tokens: 0..3, start: 0, blocks: 0..0, state: 0, log: Default::default() }];
+        let runs = [Run { tokens: 0..3, start: 0, blocks: 0..0, ..Run::default() }];
         gpu.gated_delta(Step::new(&runs, &[]), &x, &layer, &mut state, &mut out)?;
         all.extend(bits(&gpu.read_rows(&out, 3)?));
     }
@@ -321,7 +321,7 @@ pub fn partly_turned(simulator: Simulator) -> Bits {
     let mut qkv = gpu.rows(n, width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
-    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0, log: Default::default() }];
+    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, ..Run::default() }];
     let step = Step::new(&runs, &[0]);
     gpu.norm_rope_store(step, heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
@@ -352,7 +352,7 @@ fn normed(simulator: Simulator, n: usize, heads: usize) -> Bits {
     let mut qkv = gpu.rows(n, width, RowsKind::Intermediate)?;
     gpu.write_rows(&mut qkv, &wave(n * width, 0.37))?;
     let (queries, keys) = (norm(&mut gpu, head_dim, 0.11)?, norm(&mut gpu, head_dim, 0.23)?);
-    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, state: 0, log: Default::default() }];
+    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..1, ..Run::default() }];
     gpu.norm_rope_store(Step::new(&runs, &[0]), heads, &rope, Some([&queries, &keys]), &mut qkv, &mut kv)?;
     let mut all = bits(&gpu.read_rows(&qkv, n)?);
     for what in ["cached keys", "cached values"] {
@@ -413,7 +413,7 @@ pub fn turned_and_copied(simulator: Simulator) -> Bits {
     let mut values = wave(n * width, 0.37);
     values[3 * width - 1] = f32::INFINITY;
     gpu.write_rows(&mut qkv, &values)?;
-    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2, state: 0, log: Default::default() }];
+    let runs = [Run { tokens: 0..n, start: 0, blocks: 0..2, ..Run::default() }];
     gpu.norm_rope_store(Step::new(&runs, &[2, 1]), heads, &rope, None, &mut qkv, &mut kv)?;
     gpu.copy_block(&mut kv, 2, 3)?;
     let mut out = gpu.rows(n, heads * head_dim, RowsKind::Intermediate)?;

@@ -25,8 +25,7 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
             tokens: i * n..(i + 1) * n,
             start: context - n,
             blocks: i * per..(i + 1) * per,
-            state: 0,
-            log: Default::default(),
+            ..Run::default()
         };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let blocks: Vec<u32> = (0..(sequences * per) as u32).collect();
@@ -112,7 +111,7 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
             start: 1,
             blocks: 0..0,
             state: i as u32,
-            log: Default::default(),
+            ..Run::default()
         };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let step = Step::new(&runs, &[]);

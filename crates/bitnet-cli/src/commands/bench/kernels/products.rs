@@ -141,13 +141,7 @@ impl<B: Inspect> Kernels<'_, B> {
                         let angles = vec![0.6; n * head_dim / 2];
                         let rope = self.backend.rope(&angles, &angles, head_dim)?;
                         let mut out = self.backend.rows(n, rows, RowsKind::Intermediate)?;
-                        let run = [Run {
-                            tokens: 0..n,
-                            start: 0,
-                            blocks: 0..blocks.len(),
-                            state: 0,
-                            log: Default::default(),
-                        }];
+                        let run = [Run { tokens: 0..n, start: 0, blocks: 0..blocks.len(), ..Run::default() }];
                         let step = Step::new(&run, &blocks);
                         self.product(work, &copies, tune, |b, i| {
                             let (out, kv) = (&mut out, &mut kv);

@@ -120,8 +120,7 @@ impl<B: Inspect> Kernels<'_, B> {
         let mut kv = self.backend.kv(KvShape { blocks: blocks.len(), kv_heads, head_dim })?;
         let angles = vec![0.6; n * rotary / 2];
         let rope = self.backend.rope(&angles, &angles, rotary)?;
-        let run =
-            [Run { tokens: 0..n, start: 0, blocks: 0..blocks.len(), state: 0, log: Default::default() }];
+        let run = [Run { tokens: 0..n, start: 0, blocks: 0..blocks.len(), ..Run::default() }];
         let step = Step::new(&run, &blocks);
         let work = Work {
             operation: "rotate and store",
