@@ -16,7 +16,6 @@ use bitnet_tests::instructions::{HEADER, INSTRUCTIONS};
 use bitnet_workspace::in_parallel;
 use clap::Args;
 
-pub use judge::Code;
 pub use tools::Tools;
 
 /// Assemble every text that can reach a GPU, for every architecture: check spills, registers, instructions, and shapes

@@ -135,7 +135,7 @@ impl Tools {
     ///
     /// # Errors
     /// What the assembler or the disassembler says.
-    pub fn assemble(&self, text: &str, architecture: &str) -> Result<Code> {
+    pub(super) fn assemble(&self, text: &str, architecture: &str) -> Result<Code> {
         with_files(text, |source, binary| {
             let report = self.ptxas(source, binary, architecture, &["-v"])?;
             let mut nvdisasm = Command::new(&self.nvdisasm);

@@ -181,18 +181,15 @@ impl Bench<'_> {
                 times.into_iter().map(|times| Speed::of(self.tokens - 1, times)).collect();
             for (at, &(_, undone_by)) in ways.iter().enumerate().skip(1) {
                 let (plain, speed, (counts, steps)) = (speeds[0], speeds[at], counts[at]);
-                let SchedulerCounts { drafted, accepted, .. } = counts;
-                let gain = speed.tok_s / plain.tok_s;
-                let most = self.most;
                 rows.push(Known {
                     acceptance,
-                    most,
+                    most: self.most,
                     undone_by,
                     speed,
                     plain,
-                    gain,
-                    drafted,
-                    accepted,
+                    gain: speed.tok_s / plain.tok_s,
+                    drafted: counts.drafted,
+                    accepted: counts.accepted,
                     steps,
                 });
             }

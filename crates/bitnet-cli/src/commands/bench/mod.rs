@@ -115,8 +115,8 @@ pub fn measure<D: Driver + 'static>(machine: &Machine<'_, D>, args: &BenchArgs) 
     let drafts = args.speculate.map(usize::from);
     report.speculation =
         drafts.map_or(Ok(Vec::new()), |drafts| sequences.speculation(drafts, args.decode))?;
-    if !args.draft_acceptance.is_empty() {
-        let mut known = sequences.drafts(drafts.unwrap_or(KNOWN_DRAFTS), args.decode);
+    if let Some(drafts) = known_drafts(args) {
+        let mut known = sequences.drafts(drafts, args.decode);
         report.rows = known.rows()?;
         report.known_drafts = known.known(&args.draft_acceptance)?;
         save(&report)?;
@@ -280,7 +280,11 @@ fn want(args: &BenchArgs, checkpoint: &Checkpoint) -> Result<Want, CliError> {
     // One sequence with the longest prompt may need more blocks than those of the batch.
     let tokens = longest.div_ceil(sequences).max(begun + args.decode);
     let step = longest.max(begun).min(args.step).max(sequences);
-    let known = if args.draft_acceptance.is_empty() { 0 } else { KNOWN_DRAFTS };
-    let drafts = args.speculate.map_or(known, usize::from);
+    let drafts = known_drafts(args).unwrap_or(args.speculate.map_or(0, usize::from));
     Ok(Want { step, ..Want::sequences(sequences, tokens).drafting(drafts) })
+}
+
+/// Maximum number of drafts of a known quality in a step; `None` if they are not requested.
+fn known_drafts(args: &BenchArgs) -> Option<usize> {
+    (!args.draft_acceptance.is_empty()).then(|| args.speculate.map_or(KNOWN_DRAFTS, usize::from))
 }
