@@ -55,6 +55,12 @@ fn rotated() -> Synthetic {
     Synthetic::named("hybrid-tiny-rotated").unwrap()
 }
 
+/// A model whose norms come before the residual, with the gate GELU.
+fn normed_outputs() -> Synthetic {
+    let spec = Synthetic::named("embedding-gemma-tiny").unwrap().spec().clone();
+    Synthetic::of(ModelSpec { windows: None, ..spec })
+}
+
 fn load<B: Backend>(source: &Synthetic, backend: B) -> Transformer<B> {
     let state_slots = if source.spec().state_bytes() > 0 { STATES } else { 0 };
     let limits = Limits { state_slots, ..LIMITS };
@@ -107,7 +113,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
     // The last tokens attend over two tiles of keys.
-    for source in [tiny(), odd(), grouped(), recurrent(), rotated()] {
+    for source in [tiny(), odd(), grouped(), recurrent(), rotated(), normed_outputs()] {
         let tokens = tokens(&source, 70, 3);
         let actual = steps(&mut gpu(&source, 4), &tokens, &[], &[66, 1]);
         let expected = steps(&mut load(&source, Reference::bf16()), &tokens, &[], &[66, 1]);
@@ -118,7 +124,7 @@ fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
 
 #[test]
 fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
-    for source in [tiny(), odd(), grouped(), recurrent(), rotated()] {
+    for source in [tiny(), odd(), grouped(), recurrent(), rotated(), normed_outputs()] {
         let (sequence, other) = (tokens(&source, 74, 1), tokens(&source, 74, 2));
         let whole = bits(&steps(&mut gpu(&source, 1), &sequence, &[], &[74]));
         for (processors, lengths) in [(1, &[60, 5, 1][..]), (16, &[40, 31, 1]), (4, &[7])] {

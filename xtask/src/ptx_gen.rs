@@ -151,7 +151,6 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_norm_rope_store_bf16", "norm_rope_store.ptx", 80),
         ("sm80_norm_quantize_s8", "norm_quantize.ptx", 80),
         ("sm80_argmax_f32", "argmax.ptx", 48),
-        ("sm80_norm_rows_bf16", "norm_rows.ptx", 64),
         ("sm80_hadamard_f32", "hadamard.ptx", 40),
         ("sm80_sigmoid_gate_bf16", "sigmoid_gate.ptx", 32),
         ("sm80_dense_bf16", "dense.ptx", 40),
@@ -160,6 +159,10 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_sample_f32", "sample.ptx", 64),
     ] {
         kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });
+    }
+    for (name, adds) in [("sm80_norm_rows_bf16", false), ("sm80_norm_add_f32", true)] {
+        let numbers = context! { adds, registers => 64 };
+        kernels.push(Kernel { name: name.into(), template: "norm_rows.ptx", numbers });
     }
     for (name, whole, registers) in
         [("sm80_delta_rule_d128_f32", true, 112), ("sm80_delta_rule_f32", false, 96)]

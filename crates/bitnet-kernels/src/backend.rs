@@ -180,7 +180,7 @@ pub trait Backend: Send {
     /// A mixture of experts.
     type Experts: Send;
 
-    /// Whether this backend has the operations and gates that are said to be on the CPU only, and windows
+    /// Whether this backend has the operations that are said to be on the CPU only, and windows
     /// ([`Step::within`]). A backend without them must not be given a model that needs them.
     const EVERY_FAMILY: bool = true;
 
@@ -407,16 +407,14 @@ pub trait Backend: Send {
         Err(KernelError::NotOnDevice { what: "a mixture of experts" })
     }
 
-    /// Adds every row of `x`, normalised by `norm`, to the row of `out`. On the CPU only.
+    /// Adds every row of `x`, normalised by `norm`, to the row of `out`.
     fn norm_add(
         &mut self,
-        _n: usize,
-        _x: &Self::Rows,
-        _norm: &Norm<Self::Gain>,
-        _out: &mut Self::Rows,
-    ) -> Result<(), KernelError> {
-        Err(KernelError::NotOnDevice { what: "a norm before the residual" })
-    }
+        n: usize,
+        x: &Self::Rows,
+        norm: &Norm<Self::Gain>,
+        out: &mut Self::Rows,
+    ) -> Result<(), KernelError>;
 
     /// Sets row `i` of `out` to row `rows[i]` of `x`, normalised by `norm`.
     fn norm_rows(

@@ -103,14 +103,20 @@ pub enum Gate {
     SquaredRelu,
     /// `gate / (1 + exp(-gate)) * up`.
     Silu,
-    /// The same with `min(gate, limit)` for `gate` and `max(-limit, min(up, limit))` for `up`. On the CPU only.
+    /// The same with `min(gate, limit)` for `gate` and `max(-limit, min(up, limit))` for `up`.
     ClampedSilu {
         /// The largest gate, and the largest magnitude of `up`.
         limit: f32,
     },
-    /// GELU, approximated with tanh: `gate / (1 + exp(-2 z)) * up` with `z = sqrt(2 / pi) (gate + 0.044715 gate^3)`. On the
-    /// CPU only.
+    /// GELU, approximated with tanh: `gate / (1 + exp(-2 z)) * up` with `z = sqrt(2 / pi) (gate + 0.044715 gate^3)`.
     Gelu,
+}
+
+impl Gate {
+    /// The largest gate, and the largest magnitude of `up`.
+    pub(crate) fn limit(self) -> f32 {
+        if let Gate::ClampedSilu { limit } = self { limit } else { f32::INFINITY }
+    }
 }
 
 /// Sizes of a mixture of experts: feed-forward layers of which every token passes a few.

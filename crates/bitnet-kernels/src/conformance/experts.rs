@@ -1,17 +1,36 @@
-//! Cases for operations that are on the CPU only: mixtures of experts, windows, and what comes with them.
+//! Cases for mixtures of experts and windows, which are on the CPU only, and for the gates and norms of families that have
+//! them.
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 
 use super::{Case, Results, Values, attention, floats, from_file, norms};
 use crate::{ExpertShape, ExpertWeights, Gate, Inspect, KernelError, KvShape, RowsKind, Weights};
 
-/// Adds shapes of golden checkpoints, of the 20B model with fewer experts, and odd ones.
+const CLAMPED: Gate = Gate::ClampedSilu { limit: 2.0 };
+
+/// Adds gates and norms of the residual, which every backend has.
 pub(super) fn add_cases(cases: &mut Vec<Case>) {
-    let silu = Gate::ClampedSilu { limit: 2.0 };
+    for gate in [CLAMPED, Gate::Gelu] {
+        for ffn in [1, 16, 100, 352] {
+            cases.push(Case::GateNormQuantize { n: 7, ffn, gate, norms: ffn % 2 });
+        }
+        for (n, k, ffn, group) in
+            [(1, 100, 70, None), (9, 192, 40, None), (1, 192, 70, Some(128)), (33, 100, 24, Some(64))]
+        {
+            cases.push(Case::GateUp { n, k, ffn, group, gate });
+        }
+    }
+    for (n, width) in [(1, 1), (9, 100), (7, 256), (9, 640), (9, 3100)] {
+        cases.push(Case::NormAdd { n, width });
+    }
+}
+
+/// Adds shapes of golden checkpoints, of the 20B model with fewer experts, and odd ones.
+pub(super) fn add_cpu_cases(cases: &mut Vec<Case>) {
     for (hidden, ffn, count, used, group, gate, dtype) in [
-        (256, 256, 8, 2, 128, silu, DType::BF16),
-        (128, 256, 5, 2, 128, silu, DType::F32),
-        (2048, 512, 12, 8, 128, silu, DType::BF16),
+        (256, 256, 8, 2, 128, CLAMPED, DType::BF16),
+        (128, 256, 5, 2, 128, CLAMPED, DType::F32),
+        (2048, 512, 12, 8, 128, CLAMPED, DType::BF16),
         (192, 96, 3, 1, 64, Gate::Silu, DType::F16),
         (100, 40, 7, 7, 128, Gate::SquaredRelu, DType::F32),
         (17, 1, 2, 1, 128, Gate::Gelu, DType::F32),
@@ -19,14 +38,6 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
         for n in [1, 2, 3, 8, 33] {
             cases.push(Case::Experts { n, hidden, ffn, count, used, group, gate, dtype });
         }
-    }
-    for ffn in [1, 16, 100, 352] {
-        for gate in [silu, Gate::Gelu] {
-            cases.push(Case::GateNormQuantize { n: 7, ffn, gate, norms: ffn % 2 });
-        }
-    }
-    for (n, width) in [(1, 1), (9, 100), (7, 256), (9, 640)] {
-        cases.push(Case::NormAdd { n, width });
     }
     for (window, heads, kv_heads, head_dim) in [
         (1, 1, 1, 2),

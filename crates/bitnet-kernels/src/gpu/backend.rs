@@ -53,6 +53,7 @@ impl<D: Driver> Backend for Gpu<D> {
         fn copy_state(state: &mut State, from: u32, to: u32);
         fn sigmoid_gate(n: usize, x: &Rows, column: usize, out: &mut Rows);
         fn dense(n: usize, x: &Rows, norm: &Norm<Gain>, w: &Table, out: &mut Rows, column: usize);
+        fn norm_add(n: usize, x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
         fn norm_rows(rows: &[usize], x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
         fn prepare(size: &StepSize);
         fn finish();

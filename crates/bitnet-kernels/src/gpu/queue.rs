@@ -129,7 +129,7 @@ pub(super) struct WaitingNorm {
     /// The first arguments of a product that includes it.
     pub(super) args: [Arg; 6],
     pub(super) shared: usize,
-    pub(super) alone: [Arg; 19],
+    pub(super) alone: [Arg; 20],
 }
 
 impl WaitingNorm {

@@ -14,7 +14,7 @@ use super::{
         BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, COPY_BLOCK,
         DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
         GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
-        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_QUANTIZE,
+        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_ADD, NORM_QUANTIZE,
         NORM_ROPE_STORE, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1, PLANES, RESCORE, SAMPLE, SIGMOID_GATE,
     },
     upload::Uploads,
@@ -80,10 +80,15 @@ const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
     Case::Rotated { n: 3, width: 1536, block: 512, signs: true, grouped, norms: 1, grouping }
 }
 
-static CHECKS: [Check; 49] = [
+const CLAMPED: Gate = Gate::ClampedSilu { limit: 0.5 };
+
+static CHECKS: [Check; 54] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2, grouping: Grouping::Row }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
+    (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: CLAMPED, norms: 0 }),
+    (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Gelu, norms: 1 }),
+    (&[&NORM_ADD], Case::NormAdd { n: 2, width: 3200 }),
     (&[&BITLINEAR_T1], product(1)),
     (&[&NORMED_T1], Case::NormedProduct { k: 1100, rows: 100, group: None }),
     (&[&NORMED_ROWS_T1], Case::NormedProduct { k: 1100, rows: 300, group: None }),
@@ -95,6 +100,8 @@ static CHECKS: [Check; 49] = [
     (&[&BITLINEAR_T128], product(70)),
     (&[&BITLINEAR_T1], Case::GateUp { n: 1, k: 200, ffn: 70, group: None, gate: Gate::SquaredRelu }),
     (&[&BITLINEAR_T8], Case::GateUp { n: 6, k: 200, ffn: 70, group: None, gate: Gate::Silu }),
+    (&[&BITLINEAR_T1], Case::GateUp { n: 1, k: 200, ffn: 70, group: None, gate: Gate::Gelu }),
+    (&[&BITLINEAR_T8], Case::GateUp { n: 6, k: 200, ffn: 70, group: None, gate: CLAMPED }),
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 1, grouping: Grouping::Groups }),
     (&[&GROUPED_T1], grouped(1, 64)),
     (&[&GROUPED_T1], grouped(1, 128)),

@@ -163,6 +163,7 @@ kernels! {
     ATTENTION_MERGE_D256 = generated "sm80_attention_merge_d256_f32": ["FFMA"];
     NORM_QUANTIZE = generated "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDGSTS.E.BYPASS.128", "LDS.128"];
     NORM_ROWS = generated "sm80_norm_rows_bf16": ["DFMA"];
+    NORM_ADD = generated "sm80_norm_add_f32": ["DFMA"];
     NORM_ROPE_STORE = generated "sm80_norm_rope_store_bf16": ["FFMA"];
     SIGMOID_GATE = generated "sm80_sigmoid_gate_bf16": ["MUFU.RCP"];
     DENSE = generated "sm80_dense_bf16": ["DFMA", "FFMA"];

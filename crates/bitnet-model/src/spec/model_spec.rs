@@ -234,10 +234,6 @@ impl ModelSpec {
         match () {
             () if self.experts.is_some() => Some("mixtures of experts"),
             () if self.windows.is_some() => Some("sliding windows"),
-            () if self.post_norms => Some("norms before the residual"),
-            () if matches!(self.activation, Activation::ClampedSilu { .. } | Activation::Gelu) => {
-                Some("gates other than squared ReLU and SiLU")
-            }
             () => None,
         }
     }

@@ -134,8 +134,9 @@ enum Epilogue {
     AddF32 = 2,
     SquaredRelu = 3,
     Silu = 4,
-    Rope = 5,
-    Heads = 6,
+    Gelu = 5,
+    Rope = 6,
+    Heads = 7,
 }
 
 /// Where the sums go.
@@ -168,6 +169,7 @@ struct Target<'a> {
     mode: Epilogue,
     out: &'a Rows,
     column: usize,
+    /// Of what is added; the limit of a gate.
     factor: f32,
     /// Rows of the matrix per output row or pair: 1 or 2.
     rows: usize,
@@ -204,10 +206,13 @@ impl Sink<'_> {
                 };
                 Target { mode, column, factor: add.unwrap_or(1.0), rows: 1, ..pairs }
             }
-            Sink::Gate { gate: Gate::SquaredRelu, .. } => Target { mode: Epilogue::SquaredRelu, ..pairs },
-            Sink::Gate { gate: Gate::Silu, .. } => Target { mode: Epilogue::Silu, ..pairs },
-            Sink::Gate { gate: Gate::ClampedSilu { .. } | Gate::Gelu, .. } => {
-                panic!("the gate must have a kernel")
+            Sink::Gate { gate, .. } => {
+                let mode = match gate {
+                    Gate::SquaredRelu => Epilogue::SquaredRelu,
+                    Gate::Silu | Gate::ClampedSilu { .. } => Epilogue::Silu,
+                    Gate::Gelu => Epilogue::Gelu,
+                };
+                Target { mode, factor: gate.limit(), ..pairs }
             }
             Sink::Heads { head_dim, .. } => Target { head_dim, ..pairs },
             Sink::Rotated { ref kv, rope, positions, slots, .. } => {

@@ -15,6 +15,7 @@ enum Mode {
     Intermediate = 1,
     SquaredRelu = 2,
     Silu = 3,
+    Gelu = 4,
 }
 
 /// Maximum width of a row whose norm a product can include, and of one that it quantises in groups.
@@ -36,7 +37,7 @@ impl<D: Driver> Gpu<D> {
             RowsKind::Residual => Mode::Residual,
             RowsKind::Intermediate => Mode::Intermediate,
         };
-        self.quantize(n, x, mode, norms, rotation, out)
+        self.quantize(n, x, (mode, f32::INFINITY), norms, rotation, out)
     }
 
     /// Applies the gate to `gate_up` (`[n][ffn | ffn]`), then does the same as [`Gpu::norm_quantize`].
@@ -53,10 +54,10 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(gate_up.kind, RowsKind::Intermediate, "gate and up must be bf16");
         let mode = match gate {
             Gate::SquaredRelu => Mode::SquaredRelu,
-            Gate::Silu => Mode::Silu,
-            Gate::ClampedSilu { .. } | Gate::Gelu => panic!("the gate must have a kernel"),
+            Gate::Silu | Gate::ClampedSilu { .. } => Mode::Silu,
+            Gate::Gelu => Mode::Gelu,
         };
-        self.quantize(n, gate_up, mode, norms, rotation, out)
+        self.quantize(n, gate_up, (mode, gate.limit()), norms, rotation, out)
     }
 
     /// [`Gpu::norm_quantize`] of the result of [`Gpu::bit_linear_gate`] in `gate_up`.
@@ -69,14 +70,14 @@ impl<D: Driver> Gpu<D> {
         out: &mut Int8Rows,
     ) -> Result<(), GpuError> {
         assert_eq!(gate_up.width, 2 * out.width, "there must be a gate for every output");
-        self.quantize(n, gate_up, Mode::Intermediate, norms, rotation, out)
+        self.quantize(n, gate_up, (Mode::Intermediate, f32::INFINITY), norms, rotation, out)
     }
 
     fn quantize(
         &mut self,
         n: usize,
         x: &Rows,
-        mode: Mode,
+        (mode, limit): (Mode, f32),
         norms: Norms<'_, Gain>,
         rotation: Option<&Rotation>,
         out: &mut Int8Rows,
@@ -115,6 +116,7 @@ impl<D: Driver> Gpu<D> {
             Arg::u32(per_key as u32),
             Arg::u32(head_dim as u32),
             Arg::f32(rotation.map_or(1.0, |rotation| rotation.scale)),
+            Arg::f32(limit),
             eps(first),
             eps(second),
             reciprocal,

@@ -1,8 +1,12 @@
-//! Launches the norm of the rows whose logits are wanted.
+//! Launches the norm of the rows whose logits are wanted, and the norm of what is added to the residual.
 
 use crate::{
     Norm, RowsKind,
-    gpu::{Arg, Driver, Gain, Gpu, GpuError, Rows, table::NORM_ROWS, upload::Upload},
+    gpu::{
+        Arg, Driver, Gain, Gpu, GpuError, Rows,
+        table::{NORM_ADD, NORM_ROWS},
+        upload::Upload,
+    },
 };
 
 impl<D: Driver> Gpu<D> {
@@ -31,6 +35,38 @@ impl<D: Driver> Gpu<D> {
                 Arg::u64(x.address()),
                 Arg::u64(norm.gain.buffer.address()),
                 Arg::u64(indices),
+                Arg::u64(out.address()),
+                Arg::u32(x.width as u32),
+                Arg::u32(x.stride as u32),
+                Arg::u32(out.stride as u32),
+                Arg::f32(norm.eps),
+                Arg::f64(1.0 / x.width as f64),
+            ],
+        )
+    }
+
+    /// Adds every row of `x`, normalised by `norm`, to the row of `out`, which must be the residual.
+    pub fn norm_add(
+        &mut self,
+        n: usize,
+        x: &Rows,
+        norm: &Norm<Gain>,
+        out: &mut Rows,
+    ) -> Result<(), GpuError> {
+        assert!(n <= x.rows && n <= out.rows && x.width == out.width, "the rows must fit their buffers");
+        assert_eq!(norm.gain.width, x.width, "the gain must be as wide as the rows");
+        assert_eq!(
+            (x.kind, out.kind),
+            (RowsKind::Intermediate, RowsKind::Residual),
+            "from a projection to the residual"
+        );
+        self.launch(
+            &NORM_ADD,
+            [n, 1, 1],
+            0,
+            &[
+                Arg::u64(x.address()),
+                Arg::u64(norm.gain.buffer.address()),
                 Arg::u64(out.address()),
                 Arg::u32(x.width as u32),
                 Arg::u32(x.stride as u32),

@@ -379,6 +379,27 @@ pub fn silu(simulator: Simulator) -> Bits {
     gated(simulator, Gate::Silu)
 }
 
+pub fn clamped(simulator: Simulator) -> Bits {
+    gated(simulator, Gate::ClampedSilu { limit: 2.0 })
+}
+
+pub fn gelu(simulator: Simulator) -> Bits {
+    gated(simulator, Gate::Gelu)
+}
+
+/// Norms of bf16 rows, wider than what a thread holds, added to the residual.
+pub fn added(simulator: Simulator) -> Bits {
+    let width = 3100;
+    let mut gpu = Gpu::new(simulator)?;
+    let mut x = gpu.rows(2, width, RowsKind::Intermediate)?;
+    gpu.write_rows(&mut x, &wave(2 * width, 0.37))?;
+    let norm = norm(&mut gpu, width, 0.11)?;
+    let mut out = gpu.rows(2, width, RowsKind::Residual)?;
+    gpu.write_rows(&mut out, &wave(2 * width, 0.23))?;
+    gpu.norm_add(2, &x, &norm, &mut out)?;
+    Ok(bits(&gpu.read_rows(&out, 2)?))
+}
+
 pub fn wanted(simulator: Simulator) -> Bits {
     let width = 600;
     let mut gpu = Gpu::new(simulator)?;
