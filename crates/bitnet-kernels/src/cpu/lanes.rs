@@ -4,6 +4,8 @@
 //! All are `unsafe` for the same reason: the CPU must have the instruction set, which the entry points in its own file
 //! guarantee by their `target_feature`.
 
+use std::ops::Range;
+
 use crate::cpu::panels::{BLOCK, BLOCK_BYTES};
 
 /// Applies `f` to each of the `N` parts of two vectors.
@@ -151,21 +153,11 @@ pub(crate) trait Lanes: Copy {
                         v[r] = Self::load_codes(codes.add(64 * r));
                         Self::prefetch(codes.wrapping_add(64 * r + ahead));
                     }
-                    for plane in 0..4 {
-                        let mut low = v;
-                        for r in first..first + together {
-                            low[r] = Self::mask_plane(v[r], 0);
-                            if plane < 3 {
-                                v[r] = Self::next_plane(v[r]);
-                            }
-                        }
-                        for t in 0..T {
-                            let quad = x.wrapping_add(t * x_stride + 4 * plane);
-                            for r in first..first + together {
-                                parts[t][r] = Self::dot(parts[t][r], low[r], quad);
-                            }
-                        }
-                    }
+                    let rows = first..first + together;
+                    dot_plane::<Self, R, T, 0>(&mut parts, &mut v, codes, x, x_stride, rows.clone());
+                    dot_plane::<Self, R, T, 1>(&mut parts, &mut v, codes, x, x_stride, rows.clone());
+                    dot_plane::<Self, R, T, 2>(&mut parts, &mut v, codes, x, x_stride, rows.clone());
+                    dot_plane::<Self, R, T, 3>(&mut parts, &mut v, codes, x, x_stride, rows);
                 }
                 // After the last block these may point past the end; they are not dereferenced.
                 codes = codes.wrapping_add(BLOCK_BYTES);
@@ -176,4 +168,55 @@ pub(crate) trait Lanes: Copy {
     }
     /// Prefetches the cache line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);
+}
+
+/// Multiplies one plane of a block for [`Lanes::dot_blocks`]. `v` holds the codes of the plane before it, and gets those of
+/// this one.
+///
+/// With 24 sums, 512-bit vectors have no registers for what later planes need, and the compiler spills sums in the loop.
+/// Such a tile loads and shifts its codes again for every plane, on ports that the products do not use.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
+unsafe fn dot_plane<L: Lanes, const R: usize, const T: usize, const PLANE: usize>(
+    parts: &mut [[L::Part; R]; T],
+    v: &mut [L::Codes; R],
+    codes: *const u8,
+    x: *const i8,
+    x_stride: usize,
+    rows: Range<usize>,
+) {
+    // SAFETY: the caller keeps the contract of `Lanes`.
+    unsafe {
+        let mut low = *v;
+        if L::WIDE_REGISTERS && R * T > 20 {
+            let codes = unknown(codes);
+            for r in rows.clone() {
+                v[r] = L::load_codes(codes.add(64 * r));
+                for _ in 0..PLANE {
+                    v[r] = L::next_plane(v[r]);
+                }
+            }
+        } else if PLANE > 0 {
+            for r in rows.clone() {
+                v[r] = L::next_plane(v[r]);
+            }
+        }
+        for r in rows.clone() {
+            low[r] = L::mask_plane(v[r], 0);
+        }
+        for t in 0..T {
+            let quad = x.wrapping_add(t * x_stride + 4 * PLANE);
+            for r in rows.clone() {
+                parts[t][r] = L::dot(parts[t][r], low[r], quad);
+            }
+        }
+    }
+}
+
+/// Returns `p`, and hides from the compiler that it points to what was read before, so that it is read again.
+#[inline(always)]
+fn unknown(mut p: *const u8) -> *const u8 {
+    // SAFETY: no instruction is executed.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
+    p
 }

@@ -1,8 +1,8 @@
 //! AVX-512 VNNI: `vpdpbusd` on 512-bit vectors, 64 products per instruction, exact in 32 bits.
 //!
 //! A processor issues one (Zen 4) or two (Zen 5) per cycle. 24 sums, for 4 row groups by 6 tokens, leave 8 registers
-//! for codes and activations. With 6 tokens, unpacking takes 28 of 124 vector instructions, on ports that the products
-//! do not use.
+//! for codes and activations of one plane. With 6 tokens, unpacking takes 28 of 124 vector instructions, on ports that the
+//! products do not use.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
 
 use std::arch::x86_64::*;
