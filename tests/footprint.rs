@@ -14,7 +14,7 @@ use bitnet_kernels::{Cpu, Footprint, Isa, KvType, gpu::Gpu};
 use bitnet_model::{
     Checkpoint, Limits, Model as _, ModelFootprint, ModelSpec, Synthetic, TensorSource, Transformer,
 };
-use bitnet_tests::{Null, all_forms};
+use bitnet_tests::{HEAD_FORMS, Null, all_forms};
 
 /// Bytes that are allocated and not freed.
 static HELD: AtomicIsize = AtomicIsize::new(0);
@@ -158,7 +158,7 @@ fn loaded(spec: &ModelSpec, tensors: &dyn TensorSource, limits: Limits, all_logi
 /// A GPU's driver is asked for exactly what was estimated.
 fn on_a_gpu() {
     let mut checked = 0;
-    for form in all_forms() {
+    for form in all_forms().chain(HEAD_FORMS) {
         let Checkpoint { spec, tensors, .. } = Checkpoint::open(&form.path()).unwrap();
         if spec.cpu_only().is_some() {
             continue;

@@ -159,6 +159,17 @@ pub const HYBRID_FORMS: &[Form] = &[
     grouped("qwen35-hadamard", "model-PTQ1_0.gguf"),
 ];
 
+const fn head(folder: &'static str, file: &'static str) -> Form {
+    Form { folder, file, golden: "golden-mtp.safetensors" }
+}
+
+/// Models with recurrent layers that have a draft head. Their golden files have its logits.
+pub const HEAD_FORMS: [Form; 3] = [
+    head("qwen35-mtp", "model-PQ2_0.gguf"),
+    head("qwen35-mtp-hadamard", "mlx"),
+    head("qwen35-mtp-hadamard", "model-PTQ1_0.gguf"),
+];
+
 /// Checkpoints with experts and windows. Tests make their other forms.
 pub const EXPERT_FORMS: &[Form] =
     &[grouped("maple-tiny", "model-TQ1_0-head-F16.gguf"), grouped("maple-unpacked", "mlx")];

@@ -15,7 +15,7 @@ struct Kernel {
     numbers: Value,
 }
 
-/// BitLinear with a scale per row or, if `grouped`, per group of columns.
+/// BitLinear with a scale per row or, if `grouped`, per group of columns, and products with int8 weights.
 fn linear() -> Vec<Kernel> {
     let mut kernels = Vec::new();
     // `share` of a block's warps share 16 rows; with `normed`, all its warps norm the token first.
@@ -36,44 +36,43 @@ fn linear() -> Vec<Kernel> {
             },
         });
     }
-    let purposes =
-        ["2 to 8 tokens", "9 to 16 tokens", "17 to 32 tokens", "33 to 64 tokens", "65 tokens and more"];
     // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens. It has memory for `stages`
     // stages, and multiplies `unroll` at once. Its epilogue has `ahead` tokens of a warp in flight.
     for (
-        i,
-        (
-            grouped,
-            [row_tiles, row_warps, token_tiles, token_warps],
-            [stages, unroll],
-            [blocks_per_sm, ahead],
-            registers,
-        ),
+        weights,
+        purpose,
+        [row_tiles, row_warps, token_tiles, token_warps],
+        [stages, unroll],
+        [blocks_per_sm, ahead],
+        registers,
     ) in [
-        (false, [1, 4, 1, 1], [8, 2], [4, 2], 104),
-        (false, [1, 4, 2, 1], [6, 2], [4, 4], 128),
-        (false, [1, 8, 4, 1], [8, 2], [2, 4], 128),
-        (false, [2, 4, 4, 2], [4, 1], [2, 4], 124),
-        (false, [4, 2, 8, 2], [4, 1], [2, 8], 240),
-        (true, [1, 4, 1, 1], [12, 4], [4, 2], 128),
-        (true, [1, 4, 2, 1], [6, 2], [3, 4], 160),
-        (true, [1, 4, 4, 1], [4, 1], [4, 4], 104),
-        (true, [2, 4, 4, 2], [4, 1], [2, 4], 128),
-        (true, [2, 4, 8, 2], [4, 1], [1, 8], 224),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+        ("bitlinear", "2 to 8 tokens", [1, 4, 1, 1], [8, 2], [4, 2], 104),
+        ("bitlinear", "9 to 16 tokens", [1, 4, 2, 1], [6, 2], [4, 4], 128),
+        ("bitlinear", "17 to 32 tokens", [1, 8, 4, 1], [8, 2], [2, 4], 128),
+        ("bitlinear", "33 to 64 tokens", [2, 4, 4, 2], [4, 1], [2, 4], 124),
+        ("bitlinear", "65 tokens and more", [4, 2, 8, 2], [4, 1], [2, 8], 240),
+        ("grouped", "2 to 8 tokens", [1, 4, 1, 1], [12, 4], [4, 2], 128),
+        ("grouped", "9 to 16 tokens", [1, 4, 2, 1], [6, 2], [3, 4], 160),
+        ("grouped", "17 to 32 tokens", [1, 4, 4, 1], [4, 1], [4, 4], 104),
+        ("grouped", "33 to 64 tokens", [2, 4, 4, 2], [4, 1], [2, 4], 128),
+        ("grouped", "65 tokens and more", [2, 4, 8, 2], [4, 1], [1, 8], 224),
+        ("int8", "1 to 8 tokens", [1, 4, 1, 1], [6, 2], [3, 2], 128),
+        ("int8", "9 to 32 tokens", [1, 4, 4, 1], [4, 1], [4, 4], 128),
+        ("int8", "33 tokens and more", [2, 4, 4, 2], [3, 1], [1, 4], 168),
+    ] {
         let rows = 16 * row_tiles * row_warps;
         let tokens = 8 * token_tiles * token_warps;
-        let stage = if grouped { 36 * rows + 144 * tokens } else { 32 * rows + 128 * tokens };
-        let name = if grouped { "grouped" } else { "bitlinear" };
+        let (stage, types) = match weights {
+            "bitlinear" => (32 * rows + 128 * tokens, "w2a8"),
+            "grouped" => (36 * rows + 144 * tokens, "w2a8"),
+            _ => (136 * rows + 144 * tokens, "w8a8"),
+        };
         kernels.push(Kernel {
-            name: format!("sm80_{name}_t{tokens}_w2a8"),
+            name: format!("sm80_{weights}_t{tokens}_{types}"),
             template: "bitlinear.ptx",
             numbers: context! {
-                grouped, row_tiles, row_warps, token_tiles, token_warps, stages, unroll, blocks_per_sm, ahead,
-                registers, purpose => purposes[i % purposes.len()],
+                grouped => weights != "bitlinear", int8 => weights == "int8", row_tiles, row_warps, token_tiles,
+                token_warps, stages, unroll, blocks_per_sm, ahead, registers, purpose,
                 shared => (stages * stage).max(tokens * (4 * rows + 40)),
             },
         });
@@ -160,8 +159,12 @@ fn kernels() -> Vec<Kernel> {
     ] {
         kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });
     }
-    for (name, adds) in [("sm80_norm_rows_bf16", false), ("sm80_norm_add_f32", true)] {
-        let numbers = context! { adds, registers => 64 };
+    for (name, narrow, adds) in [
+        ("sm80_norm_rows_bf16", false, false),
+        ("sm80_norm_hidden_bf16", true, false),
+        ("sm80_norm_add_f32", true, true),
+    ] {
+        let numbers = context! { narrow, adds, registers => 64 };
         kernels.push(Kernel { name: name.into(), template: "norm_rows.ptx", numbers });
     }
     for (name, whole, registers) in

@@ -62,7 +62,7 @@ pub enum Weights<'a> {
     Ternary(Cow<'a, TernaryTensor>),
     /// Already packed for the CPU.
     Panels(Panels),
-    /// Not ternary: int8, with a scale for every block of columns.
+    /// Not ternary: int8, with a scale for every block of columns; for projections only.
     Int8(Int8Matrix),
 }
 

@@ -33,10 +33,8 @@ pub enum KernelError {
     /// The device has no kernels for a part of the model.
     #[error("this device cannot compute {what}: run the model on the CPU (--device cpu)")]
     NotOnDevice { what: &'static str },
-    /// This backend has no products with int8 matrices.
-    #[error(
-        "this device does not multiply int8 weights: compute on the CPU, or draft without the model's head"
-    )]
+    /// Only projections may be int8.
+    #[error("an embedding, output head or expert cannot be int8: give it as floats or trits")]
     NoInt8,
     /// There is no usable GPU, or it failed.
     #[error(transparent)]

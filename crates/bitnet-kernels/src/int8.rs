@@ -89,13 +89,19 @@ impl Int8Matrix {
         rows * cols + 4 * rows * cols / Self::BLOCK
     }
 
+    /// The blocks of a row: codes, and scales that came from f16.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> (&[[i8; Int8Matrix::BLOCK]], &[f32]) {
+        let blocks = self.cols / Self::BLOCK;
+        let codes = &self.codes[row * self.cols..][..self.cols];
+        (codes.as_chunks().0, &self.scales[row * blocks..][..blocks])
+    }
+
     /// The product of a row with quantised activations `x`, which have `groups`.
     #[inline(always)]
     pub(crate) fn product(&self, row: usize, x: &[i8], groups: &[GroupQuant]) -> f32 {
-        let (codes, _) = self.codes[row * self.cols..][..self.cols].as_chunks::<32>();
+        let (codes, scales) = self.row(row);
         let (x, _) = x[..self.cols].as_chunks::<32>();
-        let blocks = self.cols / Self::BLOCK;
-        let scales = &self.scales[row * blocks..][..blocks];
         const BLOCKS: usize = GROUP / Int8Matrix::BLOCK;
         let mut total = 0.0;
         let groups = codes.chunks(BLOCKS).zip(x.chunks(BLOCKS)).zip(scales.chunks(BLOCKS)).zip(groups);

@@ -393,6 +393,13 @@ pub(crate) fn draft_head(spec: &ModelSpec) -> impl Iterator<Item = Expected> + '
     DRAFT_HEAD[..3].iter().map(move |(name, _)| own(name)).chain(layer).chain([own(DRAFT_NORM)])
 }
 
+/// Rows and columns of the matrices of a draft head, as they are stacked and split.
+pub(crate) fn draft_matrices(spec: &ModelSpec) -> impl Iterator<Item = [usize; 2]> + use<> {
+    let halves = [[spec.hidden; 2]; 2];
+    let stacks = stacks(spec, spec.layers).map(|stack| [stack.rows(spec), stack.parts[0].input_width(spec)]);
+    halves.into_iter().chain(stacks.collect::<Vec<_>>())
+}
+
 /// The name of a draft head's tensor in a checkpoint of Hugging Face, where its layer is the first of its own.
 pub(crate) fn stored_of_draft_head(name: &str, spec: &ModelSpec) -> String {
     let layer = format!("model.layers.{}.", spec.layers);

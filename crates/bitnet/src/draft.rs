@@ -53,19 +53,10 @@ impl fmt::Display for Draft {
 /// What drafts for a model, with its files open.
 #[derive(Debug, Default)]
 pub struct OpenDraft {
-    pub(crate) head: Head,
+    /// Whether the model's head drafts.
+    pub(crate) head: bool,
     pub(crate) model: Option<Checkpoint>,
     none: bool,
-}
-
-/// Whether the model's head drafts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Head {
-    #[default]
-    Unused,
-    /// Unless the device cannot run it.
-    Preferred,
-    Required,
 }
 
 impl Draft {
@@ -80,8 +71,7 @@ impl Draft {
     ) -> Result<OpenDraft, Error> {
         let has_head = checkpoint.spec.draft_head;
         Ok(match self {
-            Draft::Auto if has_head => OpenDraft { head: Head::Preferred, ..OpenDraft::default() },
-            Draft::Head if has_head => OpenDraft { head: Head::Required, ..OpenDraft::default() },
+            Draft::Auto | Draft::Head if has_head => OpenDraft { head: true, ..OpenDraft::default() },
             Draft::Head => return Err(Error::NoDraftHead { model: checkpoint.name.clone() }),
             Draft::Auto | Draft::Ngram => OpenDraft::default(),
             Draft::None => OpenDraft { none: true, ..OpenDraft::default() },

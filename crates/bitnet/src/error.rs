@@ -46,8 +46,6 @@ pub enum Error {
     GpuCache { kv: KvType },
     /// The model was to draft with a head that its files do not have.
     NoDraftHead { model: String },
-    /// The model's head cannot draft on this device.
-    DraftHeadOnGpu,
     /// A model cannot draft for another one.
     Draft(#[from] DraftModelError),
     /// The machine has too little memory for the cache that was to be kept there.
@@ -93,7 +91,6 @@ impl fmt::Display for Error {
             Error::NoDraftHead { model } => {
                 ("the model has no head that drafts tokens".into(), model.as_str())
             }
-            Error::DraftHeadOnGpu => ("the head that drafts tokens runs on the CPU only".into(), "device"),
             Error::Draft(e) => {
                 let text = e.to_string();
                 let what = text.rsplit_once(": ").map_or(&*text, |(what, _)| what);
@@ -143,7 +140,6 @@ impl Error {
                 "draft with auto, ngram or a smaller model, or use files that have the head, such as a GGUF file with \
                  nextn tensors or a folder with model_mtp.safetensors"
             }
-            Error::DraftHeadOnGpu => "compute on the CPU, or draft with auto, ngram or a smaller model",
             Error::Draft(e) => {
                 let text = e.to_string();
                 return text.rsplit_once(": ").map_or("report this", |(_, cure)| cure).to_owned();

@@ -16,11 +16,7 @@ use bitnet_kernels::{
 pub use bitnet_model::WeightBytes;
 use bitnet_model::{Batch, Checkpoint, Limits, Model, ModelError, ModelFootprint, ModelSpec, Transformer};
 
-use crate::{
-    Error, Memory, SystemMemory, default_threads,
-    draft::{Head, OpenDraft},
-    memory::Budget,
-};
+use crate::{Error, Memory, SystemMemory, default_threads, draft::OpenDraft, memory::Budget};
 
 /// Maximum number of tokens in a step of an engine.
 const STEP: usize = 512;
@@ -316,7 +312,7 @@ fn on_cpu(
         Ok(if want.all_logits { cpu.for_all_logits() } else { cpu })
     };
     let memory = (machine.memory, SystemMemory::now().available_bytes);
-    on(cpu, memory, checkpoint, (draft, draft.head != Head::Unused), want, progress)
+    on(cpu, memory, checkpoint, draft, want, progress)
 }
 
 fn on_gpu<D: Driver + 'static>(
@@ -335,30 +331,27 @@ fn on_gpu<D: Driver + 'static>(
     let used = UsedGpu { index, recordings: gpu.recordings().clone() };
     let available = gpu.driver().free_memory()?;
     let memory = (machine.memory, Some(available as u64));
-    if draft.head == Head::Required {
-        return Err(Error::DraftHeadOnGpu);
-    }
     let mut first = Some(gpu);
     let backend = || {
         let gpu = first.take().map_or_else(|| open(index).and_then(Gpu::new), Ok)?;
         let gpu = gpu.converting_on(machine.threads());
         Ok(if want.all_logits { gpu.for_all_logits() } else { gpu })
     };
-    Ok(Loaded { gpu: Some(used), ..on(backend, memory, checkpoint, (draft, false), want, progress)? })
+    Ok(Loaded { gpu: Some(used), ..on(backend, memory, checkpoint, draft, want, progress)? })
 }
 
-/// Loads on a backend, with the model's draft head if `head`.
+/// Loads on a backend.
 fn on<B: Footprint + 'static>(
     mut backend: impl FnMut() -> Result<B, Error>,
     memory: (Option<Memory>, Option<u64>),
     checkpoint: &Checkpoint,
-    (draft, head): (&OpenDraft, bool),
+    draft: &OpenDraft,
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
     let start = Instant::now();
     let own = backend()?;
-    let spec = ModelSpec { draft_head: head, ..checkpoint.spec.clone() };
+    let spec = ModelSpec { draft_head: draft.head, ..checkpoint.spec.clone() };
     let footprint = ModelFootprint::new(&own, &spec, &*checkpoint.tensors).with_logs(want.drafts);
     let footprint = if want.windows { footprint.with_windows() } else { footprint };
     let smaller = draft.model.as_ref().map(|model| ModelFootprint::new(&own, &model.spec, &*model.tensors));
@@ -375,7 +368,7 @@ fn on<B: Footprint + 'static>(
                 Transformer::load(&smaller.spec, &*smaller.tensors, backend()?, limits, &mut |_, _| {})?;
             Some(Box::new(ModelDrafter::new(Box::new(smaller), plan.limits)?))
         }
-        None if head => Some(Box::new(HeadDrafter::new())),
+        None if draft.head => Some(Box::new(HeadDrafter::new())),
         None => None,
     };
     Ok(Loaded {

@@ -12,8 +12,8 @@ use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Cpu, Edits, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Isa, KernelError, KvShape, Norm,
-    Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
+    BLOCK_TOKENS, Cpu, Edits, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Int8Matrix, Isa, KernelError,
+    KvShape, Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -25,6 +25,12 @@ use crate::{
 pub enum Case {
     /// [`Backend::bit_linear`](crate::Backend::bit_linear) into columns `column..`.
     BitLinear { n: usize, k: usize, rows: &'static [usize], group: Option<usize>, column: usize, add: bool },
+    /// [`Backend::bit_linear`](crate::Backend::bit_linear) with an int8 matrix.
+    Int8 { n: usize, k: usize, rows: usize, column: usize, add: bool },
+    /// [`Backend::bit_linear_gate_norm_quantize`](crate::Backend::bit_linear_gate_norm_quantize) with an int8 matrix.
+    Int8GateUp { n: usize, k: usize, ffn: usize },
+    /// [`Backend::norm_rows`](crate::Backend::norm_rows) of rows of each kind: the first ones, and some of them twice.
+    NormRows { n: usize, width: usize },
     /// [`Backend::norm_quantize`](crate::Backend::norm_quantize) with 0, 1 or 2 norms.
     NormQuantize { n: usize, width: usize, norms: usize, grouping: Grouping },
     /// [`Backend::norm_quantize`](crate::Backend::norm_quantize) of one row with one norm, then two products of it, of which the second is added: a GPU may
@@ -212,6 +218,7 @@ pub fn cases() -> Vec<Case> {
     attention_cases(&mut cases);
     head_cases(&mut cases);
     grouped_cases(&mut cases);
+    int8_cases(&mut cases);
     recurrent::add_cases(&mut cases);
     experts::add_cases(&mut cases);
     cases
@@ -306,6 +313,22 @@ fn grouped_cases(cases: &mut Vec<Case>) {
         cases.push(Case::TernaryHead { n, width, vocab, group });
     }
     cases.extend([(1, 100, 20), (6, 256, 130)].map(|(n, width, rows)| Case::Factors { n, width, rows }));
+}
+
+/// Adds int8 matrices that end within a group or a tile, and norms of gathered rows.
+fn int8_cases(cases: &mut Vec<Case>) {
+    for (k, rows) in [(32, 1), (64, 17), (128, 64), (160, 130), (480, 65), (2560, 129), (10_240, 20)] {
+        for n in [1, 2, 7, 8, 9, 33, 65] {
+            let column = if n % 3 == 0 { 5 } else { 0 };
+            cases.push(Case::Int8 { n, k, rows, column, add: n % 2 == 0 });
+        }
+    }
+    for (n, k, ffn) in [(1, 32, 1), (2, 192, 24), (9, 256, 352), (33, 320, 100)] {
+        cases.push(Case::Int8GateUp { n, k, ffn });
+    }
+    for (n, width) in [(1, 1), (2, 17), (9, 192), (7, 2560), (3, 5120), (2, 6913)] {
+        cases.push(Case::NormRows { n, width });
+    }
 }
 
 /// A disagreement between a backend and the reference.
@@ -450,6 +473,19 @@ impl Values {
         TernaryTensor::from_groups(rows, k, group, codes, scales).expect("codes and scales of the shape")
     }
 
+    /// Random codes after a first row of only -128, and scales of every kind.
+    fn int8(&mut self, rows: usize, k: usize) -> Int8Matrix {
+        let mut bytes = Vec::with_capacity(rows * k / 32 * 34);
+        for block in 0..rows * k / 32 {
+            bytes.extend(self.scale().to_le_bytes());
+            bytes.extend((0..32).map(|_| if block < k / 32 { 0x80 } else { self.bits() as u8 }));
+        }
+        let stored = BitNetTensor::new(DType::Q8_0, [rows, k], SharedBytes::new(bytes)).expect("blocks");
+        let mut matrix = Int8Matrix::with_capacity(rows, k).expect("memory");
+        matrix.append(&stored, 0..k);
+        matrix
+    }
+
     fn scale(&mut self) -> f16 {
         let ordinary = f16::from_f32(0.01 + 0.03 * self.unit().abs());
         match self.bits() % 16 {
@@ -524,6 +560,15 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             let w = b.linear(v.ternary(rows, k, group), RowOrder::Plain)?;
             product(b, v, &w, [n, k, rows.iter().sum()], Grouping::of(group), column, add.then_some(0.7))
         }
+        Case::Int8 { n, k, rows, column, add } => {
+            let w = b.linear(v.int8(rows, k), RowOrder::Plain)?;
+            product(b, v, &w, [n, k, rows], Grouping::Groups, column, add.then_some(0.7))
+        }
+        Case::Int8GateUp { n, k, ffn } => {
+            let w = b.linear(v.int8(2 * ffn, k), RowOrder::GateUp)?;
+            gate_up(b, v, &w, [n, k, ffn], Grouping::Groups, Gate::Silu)
+        }
+        Case::NormRows { n, width } => norm_rows(b, v, n, width),
         Case::NormQuantize { n, width, norms, grouping } => quantize(b, v, [n, width, norms], grouping),
         Case::NormedProduct { k, rows, group } => {
             let w = b.linear(v.ternary(&[rows], k, group), RowOrder::Plain)?;
@@ -649,6 +694,22 @@ fn product<B: Inspect>(
     b.write(&mut out, &v.many(n * (column + rows + 3)))?;
     b.bit_linear(n, &q, w, &mut out, column, add)?;
     Ok(vec![floats("output", b.read(&out, n)?)])
+}
+
+fn norm_rows<B: Inspect>(b: &mut B, v: &mut Values, n: usize, width: usize) -> Result<Results, KernelError> {
+    let norm = norms(b, v, 1, width)?.remove(0);
+    let values = v.rows(n, width);
+    let mut results = Vec::new();
+    for kind in [RowsKind::Residual, RowsKind::Intermediate] {
+        let mut x = b.rows(n, width, kind)?;
+        b.write(&mut x, &values)?;
+        for rows in [(0..n).collect(), (0..2 * n).map(|i| (3 * i + 1) % n).collect::<Vec<_>>()] {
+            let mut out = b.rows(rows.len(), width, RowsKind::Intermediate)?;
+            b.norm_rows(&rows, &x, &norm, &mut out)?;
+            results.push(floats("normed", b.read(&out, rows.len())?));
+        }
+    }
+    Ok(results)
 }
 
 fn gate_up<B: Inspect>(

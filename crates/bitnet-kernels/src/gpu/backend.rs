@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Edits, Gate, Grouping, HeadCopy,
-    HeadNorms, Inspect, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
+    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
     SamplingParams, Step, StepSize, TableWeights, Wanted, Weights,
 };
 
@@ -96,9 +96,17 @@ impl<D: Driver> Backend for Gpu<D> {
         weights: impl Into<Weights<'a>>,
         order: RowOrder,
     ) -> Result<Linear, KernelError> {
-        let weights = weights.into().canonical()?;
-        self.converter.start(weights.codes().len())?;
-        Ok(self.linear(&weights, order)?)
+        match weights.into() {
+            Weights::Int8(weights) => {
+                self.converter.start(Int8Matrix::bytes(weights.rows(), weights.cols()))?;
+                Ok(self.int8_linear(&weights, order)?)
+            }
+            weights => {
+                let weights = weights.canonical()?;
+                self.converter.start(weights.codes().len())?;
+                Ok(self.linear(&weights, order)?)
+            }
+        }
     }
 
     fn table<'a>(&mut self, weights: impl Into<TableWeights<'a>>) -> Result<Table, KernelError> {

@@ -3,8 +3,8 @@
 use super::{
     Driver, Gpu,
     layout::{
-        K_TILE, copy_bytes, copy_size, dense_bytes, gain_bytes, int8_bytes, linear_bytes, rescore_bytes,
-        rows_bytes, shortlist_bytes,
+        K_TILE, copy_bytes, copy_size, dense_bytes, gain_bytes, int8_bytes, int8_linear_bytes, linear_bytes,
+        rescore_bytes, rows_bytes, shortlist_bytes,
     },
     memory::buffer,
     ops::DRAWN,
@@ -41,6 +41,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             Held::Int8Rows { rows, width, grouping } => buffers(int8_bytes(rows, width, grouping)),
             Held::Linear { rows, cols, group: None } => buffers(linear_bytes(rows, cols, None)),
             Held::Linear { rows, cols, group } => buffer(linear_bytes(rows, cols, group)[0]),
+            Held::Int8Linear { rows, cols } => buffer(int8_linear_bytes(rows, cols)),
             Held::TernaryTable { rows, cols, group } => buffer(linear_bytes(rows, cols, Some(group))[0]),
             Held::DenseTable { rows, cols, .. } => buffer(dense_bytes(rows, cols)),
             Held::Shortlist { rows, cols } if self.makes_copy(cols) => buffers(copy_bytes(rows, cols)),
@@ -53,7 +54,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             Held::State { shape, slots } => floats(slots * shape.state_len()),
             Held::Rotation { width } => buffer(width.next_multiple_of(K_TILE) / 8),
             // The others are on the CPU only.
-            Held::Shortlist { .. } | Held::Int8Linear { .. } | Held::Experts { .. } | Held::Log { .. } => 0,
+            Held::Shortlist { .. } | Held::Experts { .. } | Held::Log { .. } => 0,
         }
     }
 

@@ -13,7 +13,7 @@ const DELTA: usize = 16;
 const SAMPLING: usize = 32;
 
 /// Bytes of the small inputs of the largest step, of a model with or without recurrent layers.
-pub(super) fn inputs(size: &StepSize, recurrent: bool) -> [(Upload, usize); 11] {
+pub(super) fn inputs(size: &StepSize, recurrent: bool) -> [(Upload, usize); 12] {
     let items = size.tokens * size.group.div_ceil(FEW);
     let delta = if recurrent { DELTA * size.tokens } else { 0 };
     [
@@ -26,6 +26,7 @@ pub(super) fn inputs(size: &StepSize, recurrent: bool) -> [(Upload, usize); 11] 
         (Upload::DeltaTokens, delta),
         (Upload::DeltaRuns, delta),
         (Upload::Rows, WORD * size.logit_rows),
+        (Upload::Hidden, WORD * size.tokens),
         (Upload::Highest, WORD * size.logit_rows),
         (Upload::Sampling, SAMPLING * size.logit_rows),
     ]

@@ -14,8 +14,9 @@ use super::{
         BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, COPY_BLOCK,
         DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
         GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
-        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, Kernel, NORM_ADD, NORM_QUANTIZE,
-        NORM_ROPE_STORE, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1, PLANES, RESCORE, SAMPLE, SIGMOID_GATE,
+        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, INT8_T8, INT8_T32, INT8_T64,
+        Kernel, NORM_ADD, NORM_HIDDEN, NORM_QUANTIZE, NORM_ROPE_STORE, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1,
+        PLANES, RESCORE, SAMPLE, SIGMOID_GATE,
     },
     upload::Uploads,
 };
@@ -45,6 +46,11 @@ const fn product(n: usize) -> Case {
 const fn grouped(n: usize, group: usize) -> Case {
     let k = if n == 1 { 4300 } else { 500 };
     Case::BitLinear { n, k, rows: &[130], group: Some(group), column: 3, add: n.is_multiple_of(2) }
+}
+
+/// A block that ends within a group.
+const fn int8(n: usize) -> Case {
+    Case::Int8 { n, k: 480, rows: 130, column: 3, add: n.is_multiple_of(2) }
 }
 
 const fn head(n: usize) -> Case {
@@ -82,7 +88,7 @@ const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
 
 const CLAMPED: Gate = Gate::ClampedSilu { limit: 0.5 };
 
-static CHECKS: [Check; 54] = [
+static CHECKS: [Check; 59] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2, grouping: Grouping::Row }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -114,7 +120,12 @@ static CHECKS: [Check; 54] = [
     (&[&GROUPED_T32], grouped(29, 64)),
     (&[&GROUPED_T64], grouped(60, 128)),
     (&[&GROUPED_T128], grouped(70, 64)),
+    (&[&INT8_T8], int8(1)),
+    (&[&INT8_T8], int8(8)),
+    (&[&INT8_T32], int8(29)),
+    (&[&INT8_T64], int8(70)),
     (&[&EMBED, &NORM_ROWS, &HEAD_T8], head(3)),
+    (&[&NORM_ROWS, &NORM_HIDDEN], Case::NormRows { n: 3, width: 300 }),
     (&[&HEAD_T32], head(21)),
     (&[&HEAD_T64], head(100)),
     (&[&PLANES, &BOUNDS_T4, &RESCORE], highest(3)),

@@ -146,6 +146,9 @@ kernels! {
     GROUPED_T32 = generated "sm80_grouped_t32_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
     GROUPED_T64 = generated "sm80_grouped_t64_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
     GROUPED_T128 = generated "sm80_grouped_t128_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    INT8_T8 = generated "sm80_int8_t8_w8a8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FMUL"];
+    INT8_T32 = generated "sm80_int8_t32_w8a8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FMUL"];
+    INT8_T64 = generated "sm80_int8_t64_w8a8": ["IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FMUL"];
     HEAD_T8 = generated "sm80_head_t8_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T32 = generated "sm80_head_t32_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
     HEAD_T64 = generated "sm80_head_t64_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS"];
@@ -162,6 +165,7 @@ kernels! {
     ATTENTION_R32_D256 = generated "sm80_attention_r32_d256_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_MERGE_D256 = generated "sm80_attention_merge_d256_f32": ["FFMA"];
     NORM_QUANTIZE = generated "sm80_norm_quantize_s8": ["DFMA", "REDUX.MAX", "REDUX.SUM", "IDP.4A", "LDGSTS.E.BYPASS.128", "LDS.128"];
+    NORM_HIDDEN = generated "sm80_norm_hidden_bf16": ["DFMA"];
     NORM_ROWS = generated "sm80_norm_rows_bf16": ["DFMA"];
     NORM_ADD = generated "sm80_norm_add_f32": ["DFMA"];
     NORM_ROPE_STORE = generated "sm80_norm_rope_store_bf16": ["FFMA"];

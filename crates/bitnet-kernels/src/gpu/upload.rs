@@ -13,6 +13,8 @@ pub(super) enum Upload {
     Sampling,
     /// u32 `[n]`: indices of the rows whose logits are needed.
     Rows,
+    /// u32 `[n]`: indices of the hidden states that a draft head reads.
+    Hidden,
     /// u32 `[n]`: how many of the highest logits of each of these rows are needed.
     Highest,
     /// u32 `[n]`: positions of the tokens in their sequences.

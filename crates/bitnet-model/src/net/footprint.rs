@@ -133,8 +133,7 @@ fn weights(spec: &ModelSpec, entries: &HashMap<&str, &TensorEntry>, shortlists: 
     let drafts = names::expected(spec).map(|expected| (expected, false)).chain(own.map(|own| (own, true)));
     for (Expected { name, kind, shape }, drafts) in drafts {
         match (kind, &shape[..]) {
-            // A step with a draft reads its head too, but a greedy step has none.
-            (TensorKind::Dense, &[rows, cols]) if drafts => add(Held::Int8Linear { rows, cols }, [0, 1], 0),
+            (TensorKind::Dense, _) if drafts => {}
             (TensorKind::Dense, &[rows, cols]) => {
                 let dtype = entries.get(name.as_str()).and_then(|entry| entry.dtype).unwrap_or(DType::F32);
                 // With bounds, a step reads the copy of the head instead; it looks rows of the embedding up.
@@ -148,6 +147,9 @@ fn weights(spec: &ModelSpec, entries: &HashMap<&str, &TensorEntry>, shortlists: 
             _ => {}
         }
     }
+    // A step with a draft reads its head too, but a greedy step has none.
+    let own = spec.draft_head.then(|| names::draft_matrices(spec)).into_iter().flatten();
+    own.for_each(|[rows, cols]| add(Held::Int8Linear { rows, cols }, [0, 1], 0));
     if copied {
         add(Held::Shortlist { rows: spec.vocab, cols: spec.hidden }, [1, 1], 0);
     }

@@ -6,6 +6,7 @@ mod convert;
 mod delta;
 mod dense;
 mod head_copy;
+mod int8;
 mod int8_rows;
 mod rotation;
 mod rows;
@@ -20,6 +21,7 @@ pub(super) use dense::{HeadCopy, dense_bytes, gain_bytes};
 pub(super) use head_copy::{
     CopySize, ShortlistBuffers, copy_bytes, copy_size, panels, rescore_bytes, shortlist_bytes,
 };
+pub(super) use int8::int8_linear_bytes;
 pub use int8_rows::Int8Rows;
 pub(super) use int8_rows::{K_TILE, int8_bytes};
 pub use rotation::Rotation;

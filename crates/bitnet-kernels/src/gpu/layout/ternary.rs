@@ -13,13 +13,13 @@ use crate::gpu::{
 };
 
 /// Rows in a tile of codes.
-const TILE_ROWS: usize = 16;
+pub(super) const TILE_ROWS: usize = 16;
 /// Bytes of a tile's codes: 16 rows x 128 codes of 2 bits.
 const TILE_BYTES: usize = TILE_ROWS * K_TILE / 4;
 /// Rows are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
-const ROW_PADDING: usize = 128;
+pub(super) const ROW_PADDING: usize = 128;
 
-/// A ternary matrix in layout T2F: codes (the value + 1) in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as
+/// A matrix of int8 (`int8.rs`), or a ternary matrix in layout T2F: codes (the value + 1) in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as
 /// the matrix unit takes them. Each lane of a warp owns 16 bytes of a tile: word `j` has columns `32 j ..`, and `(word
 /// >> 2 i) & 0x03030303` is register `i` of operand A:
 ///
@@ -37,7 +37,7 @@ pub struct Linear {
     pub(in crate::gpu) rows: usize,
     pub(in crate::gpu) cols: usize,
     pub(in crate::gpu) order: RowOrder,
-    /// `[row tiles][k tiles][512]`, or 544 or 576 with the scales of groups.
+    /// `[row tiles][k tiles][512]`, or 544 or 576 with the scales of groups, or 2,176 for int8.
     pub(in crate::gpu) codes: DeviceBuffer,
     pub(in crate::gpu) scales: Scales,
 }
@@ -48,6 +48,8 @@ pub(in crate::gpu) enum Scales {
     Rows(DeviceBuffer),
     /// One per row and group of this many columns, stored with the codes.
     Groups(usize),
+    /// One per row and block of 32 columns, stored with codes that are int8.
+    Blocks,
 }
 
 impl Linear {
@@ -70,7 +72,7 @@ fn tile_bytes(group: Option<usize>) -> usize {
 }
 
 /// Returns the row at `place` in a matrix of `rows` rows; `None` for padding.
-fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
+pub(super) fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     let pair = place / TILE_ROWS * 8 + place % 8;
     let second = place % TILE_ROWS / 8;
     let row = match order {
@@ -82,6 +84,13 @@ fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
         }
     };
     (pair < rows / 2).then_some(row)
+}
+
+/// Checks that a matrix can have its rows in this order.
+pub(super) fn check(order: RowOrder, rows: usize) {
+    if let RowOrder::Rope { head_dim } = order {
+        assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows must be whole heads");
+    }
 }
 
 /// A matrix that is packed into tiles.
@@ -162,9 +171,7 @@ impl<D: Driver> Gpu<D> {
     /// Packs a ternary matrix.
     pub fn linear(&mut self, weights: &TernaryTensor, order: RowOrder) -> Result<Linear, GpuError> {
         let (rows, cols) = (weights.rows(), weights.cols());
-        if let RowOrder::Rope { head_dim } = order {
-            assert!(rows.is_multiple_of(head_dim) && head_dim.is_multiple_of(2), "rows must be whole heads");
-        }
+        check(order, rows);
         let padded = rows.next_multiple_of(ROW_PADDING);
         let tiles = Tiles { weights, order, bytes: tile_bytes(weights.group()) };
         let codes = self.alloc(linear_bytes(rows, cols, weights.group())[0], "ternary weights")?;

@@ -1,4 +1,4 @@
-//! Launches products with ternary matrices, with the norm before them or the operation after them where a kernel does
+//! Launches products with ternary and int8 matrices, with the norm before them or the operation after them where a kernel does
 //! both. Which tile a product takes is estimated in `plan`, unless it was measured.
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
         table::{
             BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128,
             GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
-            GROUPED_T64, GROUPED_T128, Kernel, NORMED_ROWS_T1, NORMED_T1,
+            GROUPED_T64, GROUPED_T128, INT8_T8, INT8_T32, INT8_T64, Kernel, NORMED_ROWS_T1, NORMED_T1,
         },
         tilings::Tiling,
         upload::Upload,
@@ -19,7 +19,7 @@ use crate::{
 
 use super::{
     plan::{Plan, TimedTile, split_blocks},
-    tile::{Shape, Tile},
+    tile::{Kind, Shape, Tile},
 };
 
 /// The kernels for one token.
@@ -53,6 +53,13 @@ static GROUPED_TILES: [TimedTile; 5] = [
     grouped(&GROUPED_T128, [128, 128], 1, [3160, 878, 878]),
 ];
 
+/// The kernels for int8 weights, by number of tokens.
+static INT8_TILES: [TimedTile; 3] = [
+    int8(&INT8_T8, [64, 8], 3, [1400, 220, 130]),
+    int8(&INT8_T32, [64, 32], 4, [1970, 460, 400]),
+    int8(&INT8_T64, [128, 64], 1, [2800, 1200, 1100]),
+];
+
 const fn summed(
     kernel: &'static Kernel,
     [rows, tokens]: [usize; 2],
@@ -72,35 +79,45 @@ const fn grouped(
     TimedTile { bytes: [36, 144], ..summed(kernel, size, resident, cycles, [0, 0]) }
 }
 
-/// The sizes of a product of `tokens` tokens with `w`.
-fn shape(w: &Linear, tokens: usize) -> Shape {
-    let grouping = match w.scales {
-        Scales::Rows(_) => Grouping::Row,
-        Scales::Groups(_) => Grouping::Groups,
-    };
-    Shape { rows: w.rows, k_tiles: w.k_tiles(), tokens, grouping }
+const fn int8(kernel: &'static Kernel, size: [usize; 2], resident: usize, cycles: [usize; 3]) -> TimedTile {
+    TimedTile { bytes: [136, 144], ..summed(kernel, size, resident, cycles, [0, 0]) }
 }
 
-fn one_token(grouping: Grouping) -> &'static Tile {
-    match grouping {
-        Grouping::Row => &ONE_TOKEN,
-        Grouping::Groups => &ONE_GROUPED_TOKEN,
+/// The sizes of a product of `tokens` tokens with `w`.
+fn shape(w: &Linear, tokens: usize) -> Shape {
+    let kind = match w.scales {
+        Scales::Rows(_) => Kind::Trits(Grouping::Row),
+        Scales::Groups(_) => Kind::Trits(Grouping::Groups),
+        Scales::Blocks => Kind::Int8,
+    };
+    Shape { rows: w.rows, k_tiles: w.k_tiles(), tokens, kind }
+}
+
+/// The kernel that is for one token alone, if there is one.
+fn one_token(kind: Kind) -> Option<&'static Tile> {
+    match kind {
+        Kind::Trits(Grouping::Row) => Some(&ONE_TOKEN),
+        Kind::Trits(Grouping::Groups) => Some(&ONE_GROUPED_TOKEN),
+        Kind::Int8 => None,
     }
 }
 
-/// Returns the kernel for one token that includes its norm: that of few rows as long as all its blocks can run at once.
-fn one_normed_token(shape: Shape, at_once: usize) -> &'static Tile {
-    let [few, many] = match shape.grouping {
-        Grouping::Row => &ONE_NORMED_TOKEN,
-        Grouping::Groups => &ONE_GROUPED_NORMED_TOKEN,
+/// Returns the kernel for one token that includes its norm, if there is one: that of few rows as long as all its blocks can
+/// run at once.
+fn one_normed_token(shape: Shape, at_once: usize) -> Option<&'static Tile> {
+    let [few, many] = match shape.kind {
+        Kind::Trits(Grouping::Row) => &ONE_NORMED_TOKEN,
+        Kind::Trits(Grouping::Groups) => &ONE_GROUPED_NORMED_TOKEN,
+        Kind::Int8 => return None,
     };
-    if few.blocks(shape)[0] <= at_once { few } else { many }
+    Some(if few.blocks(shape)[0] <= at_once { few } else { many })
 }
 
-fn tiles(grouping: Grouping) -> &'static [TimedTile] {
-    match grouping {
-        Grouping::Row => &TILES,
-        Grouping::Groups => &GROUPED_TILES,
+fn tiles(kind: Kind) -> &'static [TimedTile] {
+    match kind {
+        Kind::Trits(Grouping::Row) => &TILES,
+        Kind::Trits(Grouping::Groups) => &GROUPED_TILES,
+        Kind::Int8 => &INT8_TILES,
     }
 }
 
@@ -309,11 +326,12 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         let shape = shape(w, n);
-        assert_eq!(x.grouping, shape.grouping, "activations and matrix must have the same grouping");
-        let (group, scales) = match &w.scales {
-            Scales::Rows(scales) => (0, scales.address()),
-            Scales::Groups(group) => (*group, 0),
+        let (grouping, group, scales) = match &w.scales {
+            Scales::Rows(scales) => (Grouping::Row, 0, scales.address()),
+            Scales::Groups(group) => (Grouping::Groups, *group, 0),
+            Scales::Blocks => (Grouping::Groups, 0, 0),
         };
+        assert_eq!(x.grouping, grouping, "activations and matrix must have the same grouping");
         let Plan { mut tile, splits } = self.plan(shape);
         let split_tiles = shape.k_tiles.div_ceil(splits);
         let splits = shape.k_tiles.div_ceil(split_tiles);
@@ -324,14 +342,16 @@ impl<D: Driver> Gpu<D> {
         // Each block repeats the norm. Blocks on one multiprocessor share its f64 unit.
         let shares = self.norm.as_ref().is_some_and(WaitingNorm::adds_squares) && info.slow_f64();
         let at_once = if self.plans.by_size { 8 } else { processors * if shares { 1 } else { 2 } };
-        let normed = one_normed_token(shape, at_once);
-        let pays = self.plans.by_size || !shares || normed.blocks(shape)[0] <= processors;
-        let fits = shared_bytes(normed, w.k_tiles(), group) + normed.kernel.shared as usize <= room;
+        let normed = one_normed_token(shape, at_once).filter(|normed| {
+            let pays = self.plans.by_size || !shares || normed.blocks(shape)[0] <= processors;
+            let shared = shared_bytes(normed, w.k_tiles(), group) + normed.kernel.shared as usize;
+            n == 1 && pays && shared <= room
+        });
         // No block may write what others still read.
         let included =
             |norm: &mut WaitingNorm| norm.out == x.values.address() && norm.row != to.out.address();
-        let norm = self.norm.take_if(|norm| n == 1 && fits && pays && included(norm));
-        if norm.is_some() {
+        let norm = self.norm.take_if(|norm| normed.is_some() && included(norm));
+        if let (Some(_), Some(normed)) = (&norm, normed) {
             tile = normed;
         }
         let blocks = tile.blocks(shape);
@@ -380,14 +400,13 @@ impl<D: Driver> Gpu<D> {
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], shared, args)
     }
 
-    /// Ways to launch a product with `w` for `n` tokens that are worth measuring; none if there is only one.
+    /// Ways to launch a product with `w` for `n` tokens that are worth measuring; none if there is only one, or if `w` is not
+    /// ternary.
     pub fn tilings(&self, w: &Linear, n: usize) -> Vec<Tiling> {
-        if n < 2 {
-            return Vec::new();
-        }
         let shape = shape(w, n);
-        let Shape { rows, k_tiles, tokens, grouping } = shape;
-        let plans = Plan::likely(tiles(grouping), shape, self.driver.info());
+        let Shape { rows, k_tiles, tokens, kind } = shape;
+        let (Kind::Trits(grouping), 2..) = (kind, n) else { return Vec::new() };
+        let plans = Plan::likely(tiles(kind), shape, self.driver.info());
         let tiling = |Plan { tile, splits }| {
             let cols = K_TILE * k_tiles;
             Tiling { grouping, rows, cols, tokens, tile: tile.tokens, splits }
@@ -404,8 +423,8 @@ impl<D: Driver> Gpu<D> {
         let info = self.driver.info();
         let plan = |&tiling: &Tiling| {
             let Tiling { grouping, rows, cols, tokens, tile, splits } = tiling;
-            let shape = Shape { rows, k_tiles: cols / K_TILE, tokens, grouping };
-            let plan = Plan::of(tiles(grouping), shape, info, [tile, splits]);
+            let shape = Shape { rows, k_tiles: cols / K_TILE, tokens, kind: Kind::Trits(grouping) };
+            let plan = Plan::of(tiles(shape.kind), shape, info, [tile, splits]);
             let plan = plan.filter(|_| tokens > 1 && cols % K_TILE == 0);
             let reason = || format!("the kernels cannot launch {:?}", tiling.to_string());
             plan.map(|plan| (shape, plan)).ok_or_else(|| GpuError::Tilings { reason: reason() })
@@ -421,9 +440,9 @@ impl<D: Driver> Gpu<D> {
             return plan;
         }
         let info = self.driver.info();
-        let (one, tiles) = (one_token(shape.grouping), tiles(shape.grouping));
-        let plan = match shape.tokens {
-            1 => Plan { tile: one, splits: 1 },
+        let tiles = tiles(shape.kind);
+        let plan = match one_token(shape.kind) {
+            Some(tile) if shape.tokens == 1 => Plan { tile, splits: 1 },
             _ if self.plans.by_size => Plan::by_size(tiles, shape, info),
             _ => self.plans.measured(shape).unwrap_or_else(|| Plan::by_time(tiles, shape, info)),
         };
@@ -453,7 +472,7 @@ mod tests {
     use crate::gpu::DeviceInfo;
 
     fn shape(rows: usize, k_tiles: usize, tokens: usize, grouping: Grouping) -> Shape {
-        Shape { rows, k_tiles, tokens, grouping }
+        Shape { rows, k_tiles, tokens, kind: Kind::Trits(grouping) }
     }
 
     /// A GPU of compute capability 9.0, but for these properties.
@@ -501,7 +520,7 @@ mod tests {
         assert_eq!(measured.len(), 64);
         for Tiling { grouping, rows, cols, tokens, tile, splits } in measured {
             let shape = shape(rows, cols / K_TILE, tokens, grouping);
-            let plan = Plan::of(tiles(grouping), shape, &gpu(132, 228 << 10), [tile, splits]);
+            let plan = Plan::of(tiles(shape.kind), shape, &gpu(132, 228 << 10), [tile, splits]);
             assert!(plan.is_some(), "{shape:?}: {tile} tokens, {splits} splits");
         }
     }

@@ -1,10 +1,10 @@
-//! Launches the norm of the rows whose logits are wanted, and the norm of what is added to the residual.
+//! Launches the norm of the rows whose logits or hidden states are wanted, and the norm of what is added to the residual.
 
 use crate::{
     Norm, RowsKind,
     gpu::{
         Arg, Driver, Gain, Gpu, GpuError, Rows,
-        table::{NORM_ADD, NORM_ROWS},
+        table::{NORM_ADD, NORM_HIDDEN, NORM_ROWS},
         upload::Upload,
     },
 };
@@ -21,14 +21,16 @@ impl<D: Driver> Gpu<D> {
         assert!(rows.len() <= out.rows && x.width == out.width, "the rows must fit their buffers");
         assert!(rows.iter().all(|&row| row < x.rows), "the rows must exist");
         assert_eq!(norm.gain.width, x.width, "the gain must be as wide as the rows");
-        assert_eq!(
-            (x.kind, out.kind),
-            (RowsKind::Residual, RowsKind::Intermediate),
-            "from the residual to the head"
-        );
-        let indices = self.upload(Upload::Rows, rows.iter().map(|&row| row as u32))?;
+        assert_eq!(out.kind, RowsKind::Intermediate, "the output must be bf16");
+        // Hidden states are gathered in the same step as the rows of logits.
+        let (kernel, what) = match x.kind {
+            RowsKind::Residual => (&NORM_ROWS, Upload::Rows),
+            RowsKind::Intermediate => (&NORM_HIDDEN, Upload::Hidden),
+        };
+        let first = rows.iter().enumerate().all(|(i, &row)| i == row);
+        let indices = if first { 0 } else { self.upload(what, rows.iter().map(|&row| row as u32))? };
         self.launch(
-            &NORM_ROWS,
+            kernel,
             [rows.len(), 1, 1],
             0,
             &[

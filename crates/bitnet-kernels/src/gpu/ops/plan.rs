@@ -2,7 +2,7 @@
 
 use crate::{Grouping, gpu::DeviceInfo};
 
-use super::tile::{Shape, Tile};
+use super::tile::{Kind, Shape, Tile};
 
 /// Thread blocks that a multiprocessor takes at once, when K is split.
 const BLOCKS_PER_PROCESSOR: usize = 2;
@@ -47,9 +47,11 @@ impl TimedTile {
     /// The maximum number of blocks that can share the features of a tile.
     fn most_splits(&self, shape: Shape, gpu: &DeviceInfo) -> usize {
         let blocks: usize = self.tile.blocks(shape).iter().product();
-        match shape.grouping {
-            Grouping::Row => (split_blocks(gpu.processors) / blocks).min(shape.k_tiles / SPLIT_STAGES).max(1),
-            Grouping::Groups => 1,
+        match shape.kind {
+            Kind::Trits(Grouping::Row) => {
+                (split_blocks(gpu.processors) / blocks).min(shape.k_tiles / SPLIT_STAGES).max(1)
+            }
+            Kind::Trits(Grouping::Groups) | Kind::Int8 => 1,
         }
     }
 

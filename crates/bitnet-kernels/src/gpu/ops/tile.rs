@@ -1,12 +1,21 @@
 use crate::{Grouping, gpu::table::Kernel};
 
+/// What a product multiplies with. Each has its own kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Trits, with scales as those of the activations.
+    Trits(Grouping),
+    /// int8, with scales for blocks of columns.
+    Int8,
+}
+
 /// Sizes of a product: rows of the matrix, tiles of 128 features, tokens. Only sums of whole rows are split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) rows: usize,
     pub(super) k_tiles: usize,
     pub(super) tokens: usize,
-    pub(super) grouping: Grouping,
+    pub(super) kind: Kind,
 }
 
 /// A kernel that multiplies, and the matrix rows and tokens that each of its blocks takes.

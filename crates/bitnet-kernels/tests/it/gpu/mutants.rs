@@ -78,7 +78,7 @@ fn decode(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
 }
 
 /// All mutants.
-const TEXTS: [&str; 11] = [
+const TEXTS: [&str; 12] = [
     include_str!("mutants/attention.txt"),
     include_str!("mutants/bitlinear.txt"),
     include_str!("mutants/delta.txt"),
@@ -86,6 +86,7 @@ const TEXTS: [&str; 11] = [
     include_str!("mutants/grouped.txt"),
     include_str!("mutants/grouped_one_token.txt"),
     include_str!("mutants/head.txt"),
+    include_str!("mutants/int8.txt"),
     include_str!("mutants/norm_quantize.txt"),
     include_str!("mutants/one_token.txt"),
     include_str!("mutants/rows.txt"),
@@ -142,6 +143,7 @@ impl Mutant {
                 small::grouped_normed_product(simulator, rows, group)
             }
             ("grouped", &[n, k, group]) => small::grouped(simulator, n, k, group),
+            ("int8", &[n, k]) => small::int8(simulator, n, k),
             ("delta", &[dim]) => small::delta(simulator, dim),
             ("delta_again", []) => small::delta_again(simulator),
             ("dense_product", []) => small::dense_product(simulator),

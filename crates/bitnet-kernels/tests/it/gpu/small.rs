@@ -1,8 +1,8 @@
 //! Small launches of every kernel that works on rows, for the mutants. Each returns all values that it computed.
 
 use bitnet_kernels::{
-    Backend, DeltaShape, DeltaWeights, Gate, Grouping, KernelError, KvShape, Norm, Rotate, RowOrder,
-    RowsKind, Run, SamplingParams, Step, Wanted,
+    Backend, DeltaShape, DeltaWeights, Gate, Grouping, Int8Matrix, KernelError, KvShape, Norm, Rotate,
+    RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
     gpu::{Gain, Gpu, GpuError, Int8Rows, Rotation, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
@@ -274,6 +274,22 @@ pub fn grouped(simulator: Simulator, n: usize, k: usize, group: usize) -> Bits {
     Ok(bits(&gpu.read_rows(&out, n)?))
 }
 
+/// A product with int8 weights, the last of whose groups has one block.
+pub fn int8(simulator: Simulator, n: usize, k: usize) -> Bits {
+    let mut gpu = Gpu::new(simulator)?;
+    let mut x = gpu.rows(n, k, RowsKind::Residual)?;
+    gpu.write_rows(&mut x, &wave(n * k, 0.37))?;
+    let mut q = gpu.int8_rows(n, k, Grouping::Groups)?;
+    gpu.norm_quantize(n, &x, [None, None], None, &mut q)?;
+    let weights = BitNetTensor::from_f32([150, k], &noise(150 * k, 3)).expect("a matrix");
+    let mut matrix = Int8Matrix::with_capacity(150, k).expect("memory");
+    matrix.append(&weights, 0..k);
+    let w = gpu.int8_linear(&matrix, RowOrder::Plain)?;
+    let mut out = gpu.rows(n, 150, RowsKind::Residual)?;
+    gpu.bit_linear(n, &q, &w, &mut out, 0, None)?;
+    Ok(bits(&gpu.read_rows(&out, n)?))
+}
+
 /// Rows of a ternary table with groups of 64.
 pub fn embedded_ternary(simulator: Simulator) -> Bits {
     let mut gpu = Gpu::new(simulator)?;
@@ -408,7 +424,12 @@ pub fn wanted(simulator: Simulator) -> Bits {
     let norm = norm(&mut gpu, width, 0.11)?;
     let mut out = gpu.rows(2, width, RowsKind::Intermediate)?;
     gpu.norm_rows(&[2, 0], &x, &norm, &mut out)?;
-    Ok(bits(&gpu.read_rows(&out, 2)?))
+    let mut all = bits(&gpu.read_rows(&out, 2)?);
+    // Rows of bf16, in order.
+    let mut again = gpu.rows(2, width, RowsKind::Intermediate)?;
+    gpu.norm_rows(&[0, 1], &out, &norm, &mut again)?;
+    all.extend(bits(&gpu.read_rows(&again, 2)?));
+    Ok(all)
 }
 
 pub fn embedded(simulator: Simulator) -> Bits {
