@@ -171,7 +171,8 @@ impl HashModel {
     /// Checks what runs say about the logs of their slots.
     fn check_logs(&self, batch: &Batch) -> Result<(), ForwardError> {
         for &Run { state: slot, log: DraftLog { accepted, drafts }, ref tokens, .. } in batch.runs() {
-            let (logged, room) = (self.logs.get(slot as usize).map_or(0, Vec::len), self.log_room);
+            let logged = self.logs.get(slot as usize).map_or(0, Vec::len);
+            let room = self.log_room;
             if accepted > logged || drafts > room || drafts >= tokens.len() {
                 return Err(ForwardError::LogExceeded { slot, accepted, logged, drafts, room });
             }

@@ -190,7 +190,8 @@ mod tests {
             decode(dtype, &b, &mut out);
             (out[3], out[19], out[0])
         };
-        let (minimum, fifth) = (f16::from_f32(-1.0).to_le_bytes(), (1u32 << 19).to_le_bytes());
+        let minimum = f16::from_f32(-1.0).to_le_bytes();
+        let fifth = (1u32 << 19).to_le_bytes();
         assert_eq!(decoded(DType::Q4_0, &[]), (0.5 * 3.0, 0.5 * -6.0, 0.5 * -8.0));
         assert_eq!(decoded(DType::Q4_1, &minimum), (5.5 - 1.0, 1.0 - 1.0, -1.0));
         assert_eq!(decoded(DType::Q5_0, &fifth), (0.5 * -5.0, 0.5 * 2.0, 0.5 * -16.0));

@@ -77,7 +77,8 @@ impl<'m> StepLoop<'m> {
     #[must_use]
     pub fn drafting(self, drafter: Option<Box<dyn Drafter + 'm>>) -> Self {
         let Some(drafter) = drafter else { return self };
-        let (scheduler, stepper) = (self.scheduler.with_drafter(), self.stepper.with_drafter(drafter));
+        let scheduler = self.scheduler.with_drafter();
+        let stepper = self.stepper.with_drafter(drafter);
         StepLoop { scheduler, stepper, ..self }
     }
 

@@ -183,7 +183,8 @@ impl Scheduler {
 
     /// The cached blocks of sliding layers at these places of a text, those of which are here.
     fn window_blocks(&self, s: &Sequence, places: Range<usize>) -> Vec<u32> {
-        let (mut blocks, mut before) = (Vec::with_capacity(places.len()), Chain::Root(s.request.salt));
+        let mut blocks = Vec::with_capacity(places.len());
+        let mut before = Chain::Root(s.request.salt);
         self.cached(s, |index, _, after| {
             if places.contains(&index) {
                 let found = self.windows.find(before, &s.text()[index * BLOCK..][..BLOCK]);

@@ -238,7 +238,8 @@ mod tests {
 
     #[test]
     fn a_pass_of_the_drafter_is_paid_by_all_sequences_together() {
-        let (times, step) = (times(3000), StepLoad { decodes: 4, ..StepLoad::default() });
+        let times = times(3000);
+        let step = StepLoad { decodes: 4, ..StepLoad::default() };
         let mut all = [candidate(Source::Drafter, 0.8); 4];
         allot(&mut all[..1], step, 100, &times);
         assert_eq!(all[0].given, 0, "four sequences would wait for the drafts of one");

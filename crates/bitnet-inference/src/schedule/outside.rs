@@ -151,7 +151,8 @@ impl Scheduler {
         let salt = s.request.salt;
         let text = &s.tokens[..s.chains.len() * BLOCK];
         let mut chain = Chain::Root(salt);
-        let (recurrent, whole) = (self.states.total() > 0, self.window.map_or(0, |window| window.whole()));
+        let recurrent = self.states.total() > 0;
+        let whole = self.window.map_or(0, |window| window.whole());
         // Where other texts are likely to go on, and the blocks of sliding layers up to there.
         let likely = [s.branch, s.boundary(), text.len()].map(|at| at / BLOCK);
         let mut windows = vec![None; whole];

@@ -182,7 +182,8 @@ impl Scheduler {
     /// lack, and one for each block that others read too. Sliding layers need only those of one run at a time.
     pub(super) fn missing(&self, s: &Sequence, len: usize) -> Blocks {
         let of = |pool: &BlockPool, table: &[u32], len: usize| {
-            let (first, last) = (s.computed / BLOCK, (s.computed + len).div_ceil(BLOCK));
+            let first = s.computed / BLOCK;
+            let last = (s.computed + len).div_ceil(BLOCK);
             let shared = (first..table.len().min(last)).filter(|&i| pool.refs(table[i]) > 1).count();
             last.saturating_sub(table.len()) + shared
         };

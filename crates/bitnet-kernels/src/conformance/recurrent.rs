@@ -254,7 +254,8 @@ fn delta_drafts<B: Inspect>(
         let (mut n, mut runs) = (0, Vec::new());
         for sequence in 0..sequences {
             let [len, drafts, right] = steps[(step + sequence) % steps.len()];
-            let (log, tokens) = (DraftLog { accepted: accepted[sequence], drafts }, n..n + len);
+            let log = DraftLog { accepted: accepted[sequence], drafts };
+            let tokens = n..n + len;
             runs.push(Run { tokens, start: at[sequence], blocks: 0..0, state: slots[sequence], log });
             (at[sequence], accepted[sequence]) = (at[sequence] + len - drafts + right, right);
             n += len;

@@ -244,7 +244,8 @@ impl Cpu {
         self.norm_quantize(n, x, [Some(norm), None], None, &mut b.input)?;
         b.sorted.gather(&b.input, &routes.tokens[..slots]);
 
-        let (panels, both) = (shape.ffn.div_ceil(PANEL_ROWS), b.gate_up.values.shared());
+        let panels = shape.ffn.div_ceil(PANEL_ROWS);
+        let both = b.gate_up.values.shared();
         let (active, stride) = (&routes.active[..], b.gate_up.stride);
         let items = active.len() * 2 * panels;
         let bytes = items * w.gate[0].panel(0).len();
@@ -252,7 +253,8 @@ impl Cpu {
         self.parallel((bytes / WEIGHT_UNIT).min(items), 0, &|part, parts, _| {
             for (at, panels) in runs_of(share(items, parts, part), panels) {
                 let (expert, up) = (active[at / 2] as usize, at % 2);
-                let (matrix, slots) = (if up == 1 { &w.up } else { &w.gate }, routes.slots(expert));
+                let matrix = if up == 1 { &w.up } else { &w.gate };
+                let slots = routes.slots(expert);
                 let (values, column) = (both, up * shape.ffn);
                 let out = Output { values, stride, column, add: None };
                 let a = b.sorted.product(&matrix[expert], slots, out);
@@ -263,7 +265,8 @@ impl Cpu {
         })?;
         self.gate_norm_quantize(slots, &b.gate_up, shape.gate, [None; 2], None, &mut b.gated)?;
 
-        let (panels, outputs) = (shape.hidden.div_ceil(PANEL_ROWS), b.outputs.values.shared());
+        let panels = shape.hidden.div_ceil(PANEL_ROWS);
+        let outputs = b.outputs.values.shared();
         let (out, stride) = (x.values.shared(), x.stride);
         let sums = ExpertSums { outputs, stride, chosen: &routes.chosen, used: shape.used, out };
         let finish = self.isa.kernels().floats.expert_sums;

@@ -215,6 +215,7 @@ unsafe fn dot_plane<L: Lanes, const R: usize, const T: usize, const PLANE: usize
 
 /// Returns `p`, and hides from the compiler that it points to what was read before, so that it is read again.
 #[inline(always)]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read or written")]
 fn unknown(mut p: *const u8) -> *const u8 {
     // SAFETY: no instruction is executed.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };

@@ -45,8 +45,9 @@ impl Compiled {
     ) -> Result<(Compiled, T), ModelError> {
         on_deep_stack("give a template that Jinja accepts, or run with --raw", || {
             let program = jinja::Template::parse(source)?;
-            let (source, bos_token, eos_token) =
-                (source.to_owned(), bos_token.to_owned(), eos_token.to_owned());
+            let source = source.to_owned();
+            let bos_token = bos_token.to_owned();
+            let eos_token = eos_token.to_owned();
             let compiled = Compiled { source, program, bos_token, eos_token };
             let checked = check(&compiled);
             Ok((compiled, checked))

@@ -162,7 +162,9 @@ fn load_experts<B: Backend>(
     let shape = ExpertShape { count, used, hidden: spec.hidden, ffn: spec.ffn, gate: spec.activation };
     let router = in_bf16_if_exact(tensors.dense(&Part::Router.tensor(from.index))?);
     let read = |part: Part| read_ternary::<B>(tensors, &[part.tensor(from.index)], spec.grouped.projections);
-    let (gate, up, down) = (read(Part::ExpertGate)?, read(Part::ExpertUp)?, read(Part::ExpertDown)?);
+    let gate = read(Part::ExpertGate)?;
+    let up = read(Part::ExpertUp)?;
+    let down = read(Part::ExpertDown)?;
     Ok(backend.experts(shape, ExpertWeights { router: &router, gate, up, down })?)
 }
 
@@ -190,7 +192,9 @@ impl<B: Backend> Attention<B> {
         };
         let shape = KvShape { blocks, kv_heads: spec.kv_heads, head_dim };
         let gate = spec.output_gate.then(|| spec.q_width() + 2 * spec.kv_width());
-        let (heads, window, kv) = (spec.heads, spec.window(from.index), backend.kv(shape)?);
+        let heads = spec.heads;
+        let window = spec.window(from.index);
+        let kv = backend.kv(shape)?;
         Ok(Attention { qkv, fused, heads, head_norms, gate, output, window, kv })
     }
 

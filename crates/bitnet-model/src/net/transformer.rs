@@ -209,7 +209,8 @@ impl<B: Backend> Transformer<B> {
         let draft_head = spec.draft_head.then(|| DraftHead::load(b, spec, tensors, limits)).transpose()?;
         b.prepare(&footprint::step_size(spec, limits, context))?;
         let spec = ModelSpec { context, ..spec.clone() };
-        let (named, logged) = (vec![0; limits.state_slots], vec![0; limits.state_slots]);
+        let named = vec![0; limits.state_slots];
+        let logged = vec![0; limits.state_slots];
         let slots = Slots { named, step: 0, logged, room: 0 };
         Ok(Transformer {
             backend,

@@ -118,7 +118,8 @@ impl Experts {
             let value = format!("a list ({limit}, and {other})");
             return Err(c.unsupported(CLAMP, value, "use a model in which it is the same in every layer"));
         }
-        let (count, used) = (c.need_size("expert_count")?, c.need_size("expert_used_count")?);
+        let count = c.need_size("expert_count")?;
+        let used = c.need_size("expert_used_count")?;
         Ok((Experts { count, used }, limit))
     }
 }

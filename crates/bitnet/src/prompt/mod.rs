@@ -64,7 +64,8 @@ impl Conversation {
             let contents: Vec<&str> = messages.iter().map(Message::text).collect();
             return Ok(PromptText { text: contents.join("\n\n"), add_special_tokens: true, thought: None });
         };
-        let (mut messages, mut input) = (Cow::Borrowed(&self.messages[..]), Cow::Borrowed(&self.input));
+        let mut messages = Cow::Borrowed(&self.messages[..]);
+        let mut input = Cow::Borrowed(&self.input);
         if !writes_tools(template) {
             // Before messages are joined, so that an error names the message that was given.
             let accepted = template.accepted(&self.messages)?;

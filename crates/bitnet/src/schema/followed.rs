@@ -236,7 +236,8 @@ impl Part {
 
 impl Bound {
     fn new(schema: &Schema) -> Self {
-        let (matcher, number) = (schema.start.deep_clone(), Number::new(schema.embedded));
+        let matcher = schema.start.deep_clone();
+        let number = Number::new(schema.embedded);
         Bound { matcher, number, numbers: VecDeque::new() }
     }
 

@@ -93,10 +93,8 @@ impl ModelDrafter {
     /// Adds tokens to the batch, computing what is in it first if they do not fit.
     fn push(&mut self, tokens: &[u32], start: usize, table: &[u32], rows: usize) -> Result<(), ForwardError> {
         let limits = self.model.limits();
-        let (tokens_left, rows_left) = (
-            limits.max_tokens - self.batch.tokens().len(),
-            limits.max_logit_rows - self.batch.logit_rows().len(),
-        );
+        let tokens_left = limits.max_tokens - self.batch.tokens().len();
+        let rows_left = limits.max_logit_rows - self.batch.logit_rows().len();
         if tokens.len() > tokens_left || rows > rows_left {
             self.flush()?;
         }

@@ -81,7 +81,8 @@ pub(crate) fn scratch(shape: &KvShape) -> usize {
 impl Attention<'_> {
     /// All items: a token and one of its key-value heads.
     fn items(&self) -> impl Iterator<Item = Item<'_>> {
-        let (kv_heads, all) = (self.kv.shape.kv_heads, self.window.unwrap_or(usize::MAX));
+        let kv_heads = self.kv.shape.kv_heads;
+        let all = self.window.unwrap_or(usize::MAX);
         self.runs.iter().flat_map(move |run| {
             let table = &self.blocks[run.blocks.clone()];
             run.tokens.clone().zip(run.start + 1..).flat_map(move |(token, keys)| {

@@ -482,7 +482,8 @@ unsafe fn keep_inputs(a: &Outputs<'_>, run: &Run, channels: Range<usize>) {
 #[inline(always)]
 unsafe fn keep_drafts(a: &Outputs<'_>, run: &Run, head: usize) {
     let shape = a.w.shape;
-    let (between, padded) = (shape.between_len(), shape.channels().next_multiple_of(16));
+    let between = shape.between_len();
+    let padded = shape.channels().next_multiple_of(16);
     let channels = share(shape.channels(), shape.value_heads, head);
     let learned = share(shape.learned_len(), shape.value_heads, head);
     for (i, token) in (run.tokens.end - run.log.drafts..run.tokens.end).enumerate() {

@@ -66,7 +66,8 @@ pub(crate) unsafe fn mass<L: Lanes>(a: &Rows<'_>) -> Mass {
     let inverse = 1.0 / a.temperature;
     let mut total = Mass::default();
     // Errors and norms are padded to whole panels. Arrays of known sizes, one loop for each value: so they become vectors.
-    let (errors, norms) = (a.errors.as_chunks::<PANEL_ROWS>().0, a.norms.as_chunks::<PANEL_ROWS>().0);
+    let errors = a.errors.as_chunks::<PANEL_ROWS>().0;
+    let norms = a.norms.as_chunks::<PANEL_ROWS>().0;
     // Upper bounds of this and more are logits; no number is as much as NaN.
     let exact = if a.exact { a.at } else { f32::NAN };
     for ((upper, errors), norms) in a.upper.chunks(PANEL_ROWS).zip(errors).zip(norms) {

@@ -56,8 +56,8 @@ impl Cpu {
                     let (upper, best, high) = unsafe {
                         (out.slice(race.token * vocab, vocab), best.slice(at, panels), high.slice(at, panels))
                     };
-                    let (changes, mask) =
-                        (&edits.changes[race.ask.changes.clone()], race.ask.mask(edits, vocab));
+                    let changes = &edits.changes[race.ask.changes.clone()];
+                    let mask = race.ask.mask(edits, vocab);
                     race.advance(&mut Bounded {
                         upper,
                         best,

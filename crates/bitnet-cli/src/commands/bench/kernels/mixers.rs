@@ -69,7 +69,8 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
             up: Weights::from(up),
             down: Weights::from(down),
         };
-        let (mixture, norm) = (self.backend.experts(shape, weights)?, self.norm(hidden)?);
+        let mixture = self.backend.experts(shape, weights)?;
+        let norm = self.norm(hidden)?;
         for &n in steps {
             let mut x = self.backend.rows(n, hidden, RowsKind::Residual)?;
             self.backend.write(&mut x, &values(n * hidden))?;
