@@ -1,0 +1,3 @@
+#![no_main]
+
+bitnet_fuzz_targets::open_target!("maple_mlx");
