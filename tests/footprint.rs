@@ -140,8 +140,14 @@ fn on_the_cpu() {
 }
 
 /// What loading a model on a GPU allocates, and what was estimated.
-fn loaded(spec: &ModelSpec, tensors: &dyn TensorSource, limits: Limits, all_logits: bool) -> (usize, usize) {
-    let mut gpu = Gpu::new(Null::default()).unwrap();
+fn loaded(
+    spec: &ModelSpec,
+    tensors: &dyn TensorSource,
+    limits: Limits,
+    kv: KvType,
+    all_logits: bool,
+) -> (usize, usize) {
+    let mut gpu = Gpu::new(Null::default()).unwrap().keeping(kv);
     if all_logits {
         gpu = gpu.for_all_logits();
     }
@@ -167,12 +173,14 @@ fn on_a_gpu() {
         let known = tensors.entries().iter().all(|entry| entry.group != Some(64));
         let states = if spec.state_bytes() > 0 { 3 } else { 0 };
         let large = Limits { max_tokens: 300, max_logit_rows: 70, kv_blocks: 9, state_slots: 4 * states };
-        for (limits, all_logits) in [
-            (Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: states }, false),
-            (large, false),
-            (large, true),
+        let [bf16, int8] = Gpu::<Null>::KV_TYPES;
+        for (limits, kv, all_logits) in [
+            (Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: states }, bf16, false),
+            (large, bf16, false),
+            (large, int8, false),
+            (large, bf16, true),
         ] {
-            let (allocated, estimated) = loaded(&spec, &*tensors, limits, all_logits);
+            let (allocated, estimated) = loaded(&spec, &*tensors, limits, kv, all_logits);
             assert!(allocated <= estimated, "{form:?} {limits:?}: {allocated}, not {estimated}");
             assert!(!known || allocated == estimated, "{form:?} {limits:?}: {allocated}, not {estimated}");
             checked += usize::from(known);

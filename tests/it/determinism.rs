@@ -113,7 +113,7 @@ fn the_whole_forward_equals_the_reference_backend_bit_for_bit() {
     {
         let tokens: Vec<u32> = tokens(40, 3).iter().map(|t| t % source.spec().vocab as u32).collect();
         for kv in KvType::ALL {
-            let reference = Reference::keeping(kv);
+            let reference = Reference::default().keeping(kv);
             let mut reference =
                 Transformer::load(source.spec(), &source, reference, LIMITS, &mut |_, _| {}).unwrap();
             let expected = chunked(&mut reference, &tokens, &[40]);

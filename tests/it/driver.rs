@@ -70,6 +70,18 @@ fn a_forward_pass_misuses_no_driver_call_with_recordings_or_without() {
     assert_eq!(printed(&[("BITNET_GPU", "no-recordings")], &drawn), printed(&[], &drawn));
 }
 
+#[test]
+fn keys_and_values_in_int8_misuse_no_driver_call_and_other_types_are_refused_by_name() {
+    let int8 = ["--temperature", "0", "--kv", "int8"];
+    let tokens = printed(&[], &int8);
+    assert_eq!(tokens.trim().split([',', ' ']).filter(|token| !token.is_empty()).count(), 8, "{tokens}");
+    for apart in [("STANDIN_GPUS", "8.0"), ("BITNET_GPU", "no-recordings")] {
+        assert_eq!(printed(&[apart], &int8), tokens, "{apart:?}");
+    }
+    let refused = stderr(&run(&[], &["--kv", "f16"]));
+    assert!(refused.contains("in bf16 or int8, not in f16") && refused.contains("--kv"), "{refused}");
+}
+
 /// What fails, and the note that the user gets. The tokens are always the same.
 #[test]
 fn a_driver_that_fails_at_recordings_at_once_or_late_costs_neither_tokens_nor_the_gpu() {

@@ -66,7 +66,7 @@ fn a_sequence_has_the_same_bits_in_any_chunks_beside_any_others_on_every_instruc
     }
     // Windows read every type of cache.
     for kv in KvType::ALL {
-        let expected = chunked(&mut start(Reference::keeping(kv)), &sequence, &[90], 0);
+        let expected = chunked(&mut start(Reference::default().keeping(kv)), &sequence, &[90], 0);
         let cpu = Cpu::new(Isa::best(), 2).unwrap().keeping(kv);
         assert!(chunked(&mut start(cpu), &sequence, &[13], 2) == expected, "{kv}");
     }

@@ -9,7 +9,7 @@ use bitnet_inference::{
     names::{BatchError, BenchmarkError, GpuInferenceEngine},
 };
 use bitnet_kernels::{
-    Cpu, DeltaShape, Isa, KernelError,
+    Cpu, DeltaShape, Isa, KernelError, KvType,
     gpu::{Gpu, GpuError, table::BITLINEAR_T8},
 };
 use bitnet_model::{ForwardError, Hybrid, Limits, ModelError, ModelSpec, Synthetic, Transformer};
@@ -36,15 +36,15 @@ fn engine() -> (GpuInferenceEngine, Handle) {
 /// Models with scales for rows, with scales for groups of columns, and with recurrent layers in a rotated basis.
 const MODELS: [&str; 3] = ["tiny", "bonsai-tiny", "hybrid-tiny-rotated"];
 
-fn model_of(name: &str, limits: Limits, tap: Tap) -> Transformer<Gpu<Tap>> {
-    let (model, gpu) = (Synthetic::named(name).unwrap(), Gpu::new(tap).unwrap());
+fn model_of(name: &str, kv: KvType, limits: Limits, tap: Tap) -> Transformer<Gpu<Tap>> {
+    let (model, gpu) = (Synthetic::named(name).unwrap(), Gpu::new(tap).unwrap().keeping(kv));
     let state_slots = if model.spec().state_bytes() > 0 { 10 } else { 0 };
     Transformer::load(model.spec(), &model, gpu, Limits { state_slots, ..limits }, &mut |_, _| {}).unwrap()
 }
 
-fn engine_of(name: &str) -> (GpuInferenceEngine, Handle) {
+fn engine_of(name: &str, kv: KvType) -> (GpuInferenceEngine, Handle) {
     let (tap, handle) = Tap::of(Simulator::default());
-    (GpuInferenceEngine::new(model_of(name, LIMITS, tap), EngineConfig::default()).unwrap(), handle)
+    (GpuInferenceEngine::new(model_of(name, kv, LIMITS, tap), EngineConfig::default()).unwrap(), handle)
 }
 
 fn prompt(len: usize, seed: u32) -> Vec<u32> {
@@ -69,16 +69,16 @@ fn mixed() -> Vec<(Vec<u32>, GenerationConfig)> {
 
 #[test]
 fn each_of_a_mixed_batch_gets_on_a_gpu_what_it_gets_alone() {
-    for model in MODELS {
-        let (engine, _) = engine_of(model);
+    for (model, kv) in MODELS.map(|name| (name, KvType::Bf16)).into_iter().chain([("tiny", KvType::Int8)]) {
+        let (engine, _) = engine_of(model, kv);
         let batch = mixed();
         let together = engine.process_batch_gpu(&batch).unwrap();
         let draws = engine.engine().status().draws;
         assert!(draws.device >= 14 && draws.host >= 12, "{draws:?}");
         for (request, expected) in batch.iter().zip(&together) {
-            let (alone, _) = engine_of(model);
+            let (alone, _) = engine_of(model, kv);
             let one = alone.process_batch_gpu(std::slice::from_ref(request)).unwrap();
-            assert_eq!(&one[0], expected, "{model}: {request:?}");
+            assert_eq!(&one[0], expected, "{model} {kv}: {request:?}");
             assert_eq!(expected.len(), request.1.max_new_tokens);
         }
     }
@@ -150,7 +150,7 @@ fn a_step_on_a_gpu_is_one_forward_whose_launches_do_not_depend_on_the_batch() {
 #[test]
 fn a_step_takes_no_memory_on_the_gpu_and_decoding_is_replayed() {
     for model in MODELS {
-        let (engine, driver) = engine_of(model);
+        let (engine, driver) = engine_of(model, KvType::Bf16);
         let taken = driver.count(Call::Alloc);
         assert!(taken > 20);
         let config = GenerationConfig { max_new_tokens: 12, ignore_eos: true, ..GenerationConfig::default() };
@@ -332,9 +332,9 @@ fn a_kept_state_changes_no_token_of_a_recurrent_model_on_a_gpu() {
         engine.process_batch_gpu(&[(prompt, config.clone())]).unwrap()
     };
     let (first, second) = (prompt(70, 1), [prompt(66, 1), prompt(5, 2)].concat());
-    let (alone, _) = engine_of("hybrid-tiny-rotated");
+    let (alone, _) = engine_of("hybrid-tiny-rotated", KvType::Bf16);
     let expected = complete(&alone, second.clone());
-    let (engine, _) = engine_of("hybrid-tiny-rotated");
+    let (engine, _) = engine_of("hybrid-tiny-rotated", KvType::Bf16);
     complete(&engine, first);
     let computed = engine.metrics().get(Counter::PrefillTokens);
     assert_eq!(complete(&engine, second), expected);
@@ -402,10 +402,15 @@ fn a_model_with_recurrent_heads_too_wide_for_the_gpu_is_refused_when_it_is_loade
 
 #[test]
 fn a_prompt_that_left_a_gpu_comes_back_from_host_memory_with_the_same_tokens() {
-    for name in ["tiny", "hybrid-tiny-rotated"] {
+    for (name, kv) in [
+        ("tiny", KvType::Bf16),
+        ("tiny", KvType::Int8),
+        ("hybrid-tiny-rotated", KvType::Bf16),
+        ("hybrid-tiny-rotated", KvType::Int8),
+    ] {
         // Room for one text.
         let limits = Limits { max_tokens: 72, kv_blocks: 2, ..LIMITS };
-        let model = model_of(name, limits, Tap::of(Simulator::default()).0);
+        let model = model_of(name, kv, limits, Tap::of(Simulator::default()).0);
         let engine =
             Engine::start(model, EngineConfig { host_cache: 1 << 30, ..EngineConfig::default() }).unwrap();
         let config = GenerationConfig { max_new_tokens: 3, ignore_eos: true, ..GenerationConfig::default() };

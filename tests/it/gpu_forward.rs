@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bitnet_inference::sampling::random_u64;
 use bitnet_kernels::{
-    Backend, Drawn, Reference, SamplingParams, Wanted,
+    Backend, Drawn, KvType, Reference, SamplingParams, Wanted,
     gpu::{Counts, Gpu},
 };
 use bitnet_model::{
@@ -139,6 +139,30 @@ fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
                 bits(&steps(&mut load(&source, Gpu::new(planned).unwrap()), &sequence, &[], &[60, 14]));
             assert!(planned == whole, "the fastest tiles of {processors} processors");
         }
+    }
+}
+
+/// Heads without norms, of odd width, and with norms. The cache takes half of the bytes.
+#[test]
+fn int8_keys_and_values_on_a_gpu_are_near_the_reference_and_the_same_in_any_chunks_and_blocks() {
+    for source in [tiny(), odd(), grouped()] {
+        let sequence = tokens(&source, 74, 1);
+        let reference = Reference::bf16().keeping(KvType::Int8);
+        let expected = steps(&mut load(&source, reference), &sequence, &[], &[66, 1]);
+        let (tap, driver) = Tap::of(Simulator::default());
+        let mut model = load(&source, Gpu::new(tap).unwrap().keeping(KvType::Int8));
+        let actual = steps(&mut model, &sequence, &[], &[66, 1]);
+        let distances = distances(&actual, &expected, source.spec().vocab);
+        assert_near(distances, 1e-2, 0.1, &format!("hidden {}", source.spec().hidden));
+        let whole = computed(&mut model, &driver, &sequence, &[5, 2], &[74]);
+        assert!(whole.0 == bits(&actual), "logits");
+        for (table, chunks) in [([0, 7], &[50, 1][..]), ([6, 4], &[33])] {
+            let cut = computed(&mut model, &driver, &sequence, &table, chunks);
+            assert!(cut.0 == whole.0, "logits of {chunks:?}");
+            assert!(cut.1 == whole.1, "keys and values of {chunks:?}");
+        }
+        let exact = bits(&steps(&mut gpu(&source, 4), &sequence, &[], &[74]));
+        assert_ne!(exact, whole.0, "bf16 rounds otherwise");
     }
 }
 

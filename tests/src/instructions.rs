@@ -44,6 +44,8 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("mad.wide.u32 d, a, b, c", D, &[(W, 0xffff_ffff), (W, 0xffff_ffff), (D, 1)], 0xffff_fffe_0000_0002),
     case("div.u32 d, a, b", W, &[(W, 0xffff_fff9), (W, 2)], 0x7fff_fffc),
     case("min.u32 d, a, b", W, &[(W, 0xffff_ffff), (W, 1)], 1),
+    case("min.s32 d, a, b", W, &[(W, 0xffff_ffff), (W, 1)], 0xffff_ffff),
+    case("max.s32 d, a, -127", W, &[(W, 0x8000_0000)], 0xffff_ff81),
     // Bits. Shift amounts are clamped, not wrapped.
     case("and.b32 d, a, b", W, &[(W, 0xff0f), (W, 0x0ff0)], 0x0f00),
     case("or.b64 d, a, b", D, &[(D, 1 << 40), (D, 1)], 1 << 40 | 1),
@@ -125,6 +127,8 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("cvt.rn.bf16.f32 d, a", H, &[(W, 0x7f7f_ffff)], 0x7f80),
     case("cvt.rn.bf16.f32 d, a", H, &[(W, 0xff80_0001)], 0x7fff),
     case("cvt.rn.bf16x2.f32 d, a, b", W, &[(W, 0x3f80_0000), (W, 0x4000_0000)], 0x3f80_4000),
+    case("fma.rn.bf16x2 d, a, b, c", W, &[(W, 0x4380_4300), (W, 0xbf80_bf80), (W, 0x4301_437f)], 0xc2fe_42fe),
+    case("fma.rn.bf16x2 d, a, b, c", W, &[(W, 0x3f81_3f81), (W, 0x3f81_3f80), (W, 0x0080_bf81)], 0x3f82_0000),
     case("cvt.f32.f16 d, a", W, &[(H, 0x3555)], 0x3eaa_a000),
     case("cvt.f32.f16 d, a", W, &[(H, 0x8001)], 0xb380_0000),
     case("cvt.f32.f16 d, a", W, &[(H, 0x7bff)], 0x477f_e000),

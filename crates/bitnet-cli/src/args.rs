@@ -55,8 +55,8 @@ pub struct Common {
     /// CPU instruction set: auto (the best) or, for tests, another one; `bitnet doctor` lists them
     #[arg(long, global = true, default_value = "auto", value_name = "ISA")]
     pub isa: String,
-    /// Type of cached keys and values: a smaller type holds longer texts and is faster but less exact; a GPU always
-    /// uses bf16 [default: f32 on the CPU]
+    /// Type of cached keys and values: a smaller type holds longer texts and is faster but less exact; a GPU has bf16 and
+    /// int8 [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long, global = true, value_name = "TYPE", value_parser = kv_type())]
     pub kv: Option<KvType>,
     /// Memory for weights, activations and cache: bytes (or K, M, G, KiB, MiB, GiB) or N% of what is available; it

@@ -82,8 +82,8 @@ impl From<bitnet::Error> for CliError {
                 cure,
             ),
             Error::GpuCache { kv } => {
-                let what = format!("a GPU stores keys and values in bf16, not in {kv}");
-                CliError::usage(what, "--kv", "leave it out, or compute with --device cpu")
+                let what = format!("a GPU stores keys and values in bf16 or int8, not in {kv}");
+                CliError::usage(what, "--kv", "choose one of these, or compute with --device cpu")
             }
             other @ (Error::HostCache { .. } | Error::Start(StartError::NoGpu)) => {
                 let text = other.to_string();

@@ -73,9 +73,10 @@ impl<'a> Machine<'a, Cuda> {
 }
 
 impl<D: Driver + 'static> Machine<'_, D> {
-    /// Opens a GPU and loads its kernels.
+    /// Opens a GPU and loads its kernels, for the type of cache that the flags name.
     pub fn gpu(&self, index: usize) -> Result<Gpu<D>, Error> {
-        Ok((self.open)(index).and_then(Gpu::new)?)
+        let keep = load::keeping(self.common.kv)?;
+        Ok(keep((self.open)(index).and_then(Gpu::new)?))
     }
 
     /// Opens the first GPU that can be used, with its number; otherwise says why none can.

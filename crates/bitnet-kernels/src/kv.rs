@@ -7,8 +7,8 @@ use crate::KernelError;
 /// Tokens in one block of the key-value cache, on every backend.
 pub const BLOCK_TOKENS: usize = 64;
 
-/// Type in which the CPU stores cached keys and values. Attention uses the stored values, in the order of
-/// [`crate::order`].
+/// Type in which cached keys and values are stored; a GPU has bf16 and int8. Attention uses the stored values, in the
+/// order of [`crate::order`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KvType {
@@ -86,9 +86,14 @@ impl KvShape {
         self.blocks * self.kv_heads * (kv.panel(self.head_dim) + kv.panel(self.value_stride()))
     }
 
-    /// Bytes of one layer on a GPU, which stores bf16.
-    pub fn gpu_bytes(&self) -> usize {
-        4 * self.blocks * self.kv_heads * BLOCK_TOKENS * self.head_dim.next_multiple_of(8)
+    /// Bytes of one layer on a GPU.
+    pub fn gpu_bytes(&self, kv: KvType) -> usize {
+        2 * self.blocks * self.kv_heads * kv.panel(self.gpu_stride(kv))
+    }
+
+    /// Numbers of a key or value on a GPU: padded to 16 bytes.
+    pub(crate) fn gpu_stride(&self, kv: KvType) -> usize {
+        self.head_dim.next_multiple_of(if kv == KvType::Int8 { 16 } else { 8 })
     }
 
     /// Width of a value on the CPU, padded to whole vectors.

@@ -87,7 +87,9 @@ impl fmt::Display for Error {
             Error::MemoryUnknown => {
                 ("this system does not report how much memory is available".into(), "memory")
             }
-            Error::GpuCache { kv } => (format!("a GPU keeps keys and values in bf16, not in {kv}"), "cache"),
+            Error::GpuCache { kv } => {
+                (format!("a GPU keeps keys and values in bf16 or int8, not in {kv}"), "cache")
+            }
             Error::NoDraftHead { model } => {
                 ("the model has no head that drafts tokens".into(), model.as_str())
             }
@@ -135,7 +137,7 @@ impl Error {
             Error::Kernel(_) => "use another device or instruction set",
             Error::Memory { .. } => "free memory, or use a smaller model, batch or context",
             Error::MemoryUnknown => "give bytes instead of a percentage",
-            Error::GpuCache { .. } => "leave the type unset, or compute on the CPU",
+            Error::GpuCache { .. } => "choose one of these, or compute on the CPU",
             Error::NoDraftHead { .. } => {
                 "draft with auto, ngram or a smaller model, or use files that have the head, such as a GGUF file with \
                  nextn tensors or a folder with model_mtp.safetensors"

@@ -351,11 +351,11 @@ type Results = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
 /// # Errors
 /// The first value that differs.
 pub fn check(cpu: &mut Cpu, case: Case) -> Result<(), Failure> {
-    let mut reference = Reference::keeping(cpu.kv_type());
+    let mut reference = Reference::default().keeping(cpu.kv_type());
     compare(cpu, &mut reference, case, |_| None)
 }
 
-/// Runs one case on a backend that stores bf16 between operations, and on [`Reference::bf16`].
+/// Runs one case on a backend that stores bf16 between operations, and on [`Reference::bf16`] with the same type of cache.
 ///
 /// Attention may differ by 2^-7 of the largest value of the case (a value may round to bf16 the other way) and logits
 /// by 2^-16 of it (products are added in another order). Everything else must agree in all bits.
@@ -368,7 +368,9 @@ pub fn check_rounded(backend: &mut impl Inspect, case: Case) -> Result<(), Failu
         "logit" => Some(1.0 / 65536.0),
         _ => None,
     };
-    compare(backend, &mut Reference::bf16(), case, bound)
+    let kv = backend.info().kv.parse();
+    let kv = kv.map_err(|source| Failure::Backend { case: Box::new(case), source })?;
+    compare(backend, &mut Reference::bf16().keeping(kv), case, bound)
 }
 
 /// Compares a backend with the reference. `bound` returns how much the values of an output may differ, as a fraction of

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Edits, Gate, Grouping, HeadCopy,
-    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
+    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, Norm, Norms, Rotate, RowOrder, RowsKind,
     SamplingParams, Step, StepSize, TableWeights, Wanted, Weights,
 };
 
@@ -88,7 +88,7 @@ impl<D: Driver> Backend for Gpu<D> {
     fn info(&self) -> BackendInfo {
         let info = self.driver.info();
         let (device, threads) = (info.name.clone(), info.processors as usize);
-        BackendInfo { device, isa: info.texts(), threads, kv: KvType::Bf16.name() }
+        BackendInfo { device, isa: info.texts(), threads, kv: self.kv.name() }
     }
 
     fn linear<'a>(

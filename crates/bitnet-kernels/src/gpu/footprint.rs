@@ -47,7 +47,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             Held::Shortlist { rows, cols } if self.makes_copy(cols) => buffers(copy_bytes(rows, cols)),
             Held::Gain { width } => buffer(gain_bytes(width)),
             Held::Rope { positions, width } => 2 * floats(positions * width / 2),
-            Held::Kv(shape) => 2 * buffer(shape.gpu_bytes() / 2),
+            Held::Kv(shape) => 2 * buffer(shape.gpu_bytes(self.kv) / 2),
             Held::Delta(shape) => {
                 floats(shape.channels() * shape.taps) + 2 * floats(shape.value_heads) + floats(shape.head_dim)
             }

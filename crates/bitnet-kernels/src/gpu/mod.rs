@@ -25,7 +25,7 @@ mod work_items;
 
 use std::{ptr, time::Duration};
 
-use crate::HeadCounts;
+use crate::{HeadCounts, KvType};
 
 pub use ceilings::Ceilings;
 pub use cuda::Cuda;
@@ -110,6 +110,8 @@ pub struct Gpu<D: Driver> {
     /// The runs that the last uploads describe.
     step: Described,
     plans: Plans,
+    /// Type of the caches that are made.
+    kv: KvType,
     /// Partial sums of thread blocks that share rows and tokens, and the number of blocks that have stored theirs.
     parts: DeviceBuffer,
     tickets: DeviceBuffer,
@@ -202,6 +204,7 @@ impl<D: Driver> Gpu<D> {
             step: Described::default(),
             // The self-test picks tiles by size, so that every kernel runs at least once.
             plans: Plans::new(true),
+            kv: KvType::Bf16,
             parts,
             tickets,
             logits: None,
@@ -234,6 +237,18 @@ impl<D: Driver> Gpu<D> {
     /// Makes no int8 copy of the output head, for callers that need all logits.
     pub fn for_all_logits(self) -> Self {
         Gpu { shortlists: false, ..self }
+    }
+
+    /// The types of cached keys and values that the kernels have.
+    pub const KV_TYPES: [KvType; 2] = [KvType::Bf16, KvType::Int8];
+
+    /// Stores keys and values in this type; without a call, in bf16.
+    ///
+    /// # Panics
+    /// If it is not one of [`Gpu::KV_TYPES`].
+    pub fn keeping(self, kv: KvType) -> Self {
+        assert!(Self::KV_TYPES.contains(&kv), "a GPU has no kernels for keys and values in {kv}");
+        Gpu { kv, ..self }
     }
 
     /// The driver.

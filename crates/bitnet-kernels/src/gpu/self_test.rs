@@ -9,19 +9,20 @@ use super::{
     Driver, Gpu, GpuError, LoadedCode, cubins,
     layout::CopySize,
     table::{
-        ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
-        ATTENTION_R32_D256, ATTENTION_R64_D128, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16, BITLINEAR_T32,
-        BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, COPY_BLOCK,
-        DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
+        ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D128_INT8,
+        ATTENTION_R16_D256, ATTENTION_R16_D256_INT8, ATTENTION_R32_D256, ATTENTION_R32_D256_INT8,
+        ATTENTION_R64_D128, ATTENTION_R64_D128_INT8, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16,
+        BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64,
+        COPY_BLOCK, DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
         GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
         GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, INT8_T8, INT8_T32, INT8_T64,
-        Kernel, NORM_ADD, NORM_HIDDEN, NORM_QUANTIZE, NORM_ROPE_STORE, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1,
-        PLANES, RESCORE, SAMPLE, SIGMOID_GATE,
+        Kernel, NORM_ADD, NORM_HIDDEN, NORM_QUANTIZE, NORM_ROPE_STORE, NORM_ROPE_STORE_INT8, NORM_ROWS,
+        NORMED_ROWS_T1, NORMED_T1, PLANES, RESCORE, SAMPLE, SIGMOID_GATE,
     },
     upload::Uploads,
 };
 use crate::{
-    Drawn, Gate, Grouping, HeadCounts, KernelError, RowsKind, SamplingParams,
+    Drawn, Gate, Grouping, HeadCounts, KernelError, KvType, RowsKind, SamplingParams,
     conformance::{Case, Failure, check_rounded},
     draw,
 };
@@ -153,6 +154,16 @@ static CHECKS: [Check; 59] = [
     (&[&DENSE], Case::Dense { n: 3, width: 300, rows: 33, column: 3, dtype: DType::BF16 }),
 ];
 
+/// Cases with a cache of int8.
+static INT8_CHECKS: [Check; 6] = [
+    (&[&NORM_ROPE_STORE_INT8, &ATTENTION_R16_D128_INT8], attention(128, &[(300, 1)])),
+    (&[&ATTENTION_R64_D128_INT8], attention(128, &[(30, 70)])),
+    (&[&ATTENTION_R16_D256_INT8], attention(256, &[(300, 1)])),
+    (&[&ATTENTION_R32_D256_INT8], attention(256, &[(30, 40)])),
+    (&[&NORM_ROPE_STORE_INT8], qkv(63, 9, [3, 1, 36], Some(128))),
+    (&[&NORM_ROPE_STORE_INT8], partial_rope()),
+];
+
 impl<D: Driver> Gpu<D> {
     /// Checks every kernel, once per process for the same GPU and driver.
     ///
@@ -165,11 +176,14 @@ impl<D: Driver> Gpu<D> {
         if !self.driver.compiles() || trusted().contains(&code) {
             return Ok(());
         }
-        for (kernels, case) in CHECKS {
-            match check_rounded(self, case) {
-                Ok(()) => {}
-                Err(Failure::Backend { source: KernelError::Gpu(error), .. }) => return Err(error),
-                Err(failure) => return Err(self.wrong(kernels, failure.to_string())),
+        for (kv, checks) in [(KvType::Int8, &INT8_CHECKS[..]), (KvType::Bf16, &CHECKS)] {
+            self.kv = kv;
+            for &(kernels, case) in checks {
+                match check_rounded(self, case) {
+                    Ok(()) => {}
+                    Err(Failure::Backend { source: KernelError::Gpu(error), .. }) => return Err(error),
+                    Err(failure) => return Err(self.wrong(kernels, failure.to_string())),
+                }
             }
         }
         self.try_draws()?;

@@ -160,6 +160,10 @@ kernels! {
     RESCORE = generated "sm80_rescore_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "REDUX.SUM"];
     ATTENTION_R16_D128 = generated "sm80_attention_r16_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_R64_D128 = generated "sm80_attention_r64_d128_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
+    ATTENTION_R16_D128_INT8 = generated "sm80_attention_r16_d128_s8": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4", "HFMA2"];
+    ATTENTION_R64_D128_INT8 = generated "sm80_attention_r64_d128_s8": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4", "HFMA2"];
+    ATTENTION_R16_D256_INT8 = generated "sm80_attention_r16_d256_s8": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4", "HFMA2"];
+    ATTENTION_R32_D256_INT8 = generated "sm80_attention_r32_d256_s8": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4", "HFMA2"];
     ATTENTION_MERGE_D128 = generated "sm80_attention_merge_d128_f32": ["FFMA"];
     ATTENTION_R16_D256 = generated "sm80_attention_r16_d256_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
     ATTENTION_R32_D256 = generated "sm80_attention_r32_d256_bf16": ["HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDSM.16.MT88.4"];
@@ -169,6 +173,7 @@ kernels! {
     NORM_ROWS = generated "sm80_norm_rows_bf16": ["DFMA"];
     NORM_ADD = generated "sm80_norm_add_f32": ["DFMA"];
     NORM_ROPE_STORE = generated "sm80_norm_rope_store_bf16": ["FFMA"];
+    NORM_ROPE_STORE_INT8 = generated "sm80_norm_rope_store_s8": ["FFMA", "REDUX.MAX"];
     SIGMOID_GATE = generated "sm80_sigmoid_gate_bf16": ["MUFU.RCP"];
     DENSE = generated "sm80_dense_bf16": ["DFMA", "FFMA"];
     HADAMARD = generated "sm80_hadamard_f32": ["SHFL.BFLY", "LDG.E.128", "STG.E.128"];

@@ -32,9 +32,9 @@ impl Reference {
         Reference { bf16: true, kv: KvType::Bf16 }
     }
 
-    /// A reference that keeps everything in f32 except the cache, which has type `kv`.
-    pub fn keeping(kv: KvType) -> Self {
-        Reference { bf16: false, kv }
+    /// The same reference with a cache of type `kv`.
+    pub fn keeping(self, kv: KvType) -> Self {
+        Reference { kv, ..self }
     }
 
     /// Rounds a value that is passed from one operation to the next.
@@ -439,10 +439,10 @@ impl Backend for Reference {
                     let (key, scale) = self.cached(&row[(heads + h) * dim..][..dim]);
                     kv.keys[at..at + dim].copy_from_slice(&key);
                     kv.keys[at + dim] = scale;
-                    let (value, scale) = self.cached(&row[(heads + kv_heads + h) * dim..][..dim]);
-                    for (to, value) in kv.values[at..].iter_mut().zip(value) {
-                        *to = self.bounded(value);
-                    }
+                    let value = &row[(heads + kv_heads + h) * dim..][..dim];
+                    let value: Vec<f32> = value.iter().map(|&x| self.bounded(x)).collect();
+                    let (value, scale) = self.cached(&value);
+                    kv.values[at..at + dim].copy_from_slice(&value);
                     kv.values[at + dim] = scale;
                 }
             }
@@ -489,7 +489,7 @@ impl Backend for Reference {
                         for (key, &p) in segment.zip(&weights) {
                             partial[(key - first) % 16] += p;
                             let v = &kv.values[at(key, kv_head)..][..dim + 1];
-                            let p = self.between(p) * v[dim];
+                            let p = self.between(p * v[dim]);
                             for (o, &v) in values.iter_mut().zip(v) {
                                 *o = fused(p, v, *o);
                             }
@@ -566,9 +566,10 @@ impl Backend for Reference {
         qkv: &mut Rows,
         kv: &mut Kv,
     ) -> Result<(), KernelError> {
+        let rounded = norms.is_some() || self.kv == KvType::Int8;
         for t in 0..step.tokens() {
             for (o, y) in qkv.row_mut(t).iter_mut().zip(multiply(x, t, w)) {
-                *o = if norms.is_some() { self.between(y) } else { y };
+                *o = if rounded { self.between(y) } else { y };
             }
         }
         self.norm_rope_store(step, heads, rope, norms, qkv, kv)

@@ -19,6 +19,7 @@ pub(super) fn alu(args: &mut Args<'_>, name: &str) -> Result<Op> {
     let shape = match ty {
         Type::F32 => float::single(&full),
         Type::F64 => float::double(&full),
+        Type::Bf16x2 => float::halves(&full),
         ty => int::plain(&full, ty),
     };
     let shape = shape.ok_or(args.unsupported())?;

@@ -47,7 +47,7 @@ pub(crate) fn pack() -> Shape {
 }
 
 /// Rounds to nearest even; a large finite value correctly rounds to infinity.
-fn to_bf16(x: f32) -> u16 {
+pub(super) fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     if x.is_nan() { 0x7fff } else { ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 }
 }

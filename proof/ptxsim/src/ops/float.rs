@@ -4,6 +4,7 @@
 #[cfg(all(windows, target_env = "gnu"))]
 use libm::{fma, fmaf};
 
+use super::convert::to_bf16;
 use super::{Shape, lanes};
 use crate::inst::AluFn;
 use crate::types::Type;
@@ -43,6 +44,39 @@ pub(crate) fn double(name: &str) -> Option<Shape> {
         "fma.rn" => shape(3, lanes!(|a: f64, b: f64, c: f64| fma(a, b, c))),
         _ => None,
     }
+}
+
+/// `name.bf16x2`, with its rounding: both halves by themselves.
+pub(crate) fn halves(name: &str) -> Option<Shape> {
+    let f = match name {
+        "fma.rn" => lanes!(|a: u32, b: u32, c: u32| {
+            let high = fused(a & 0xffff_0000, b & 0xffff_0000, c & 0xffff_0000);
+            u32::from(high) << 16 | u32::from(fused(a << 16, b << 16, c << 16))
+        }),
+        _ => return None,
+    };
+    Some(Shape { f, d: Type::Bf16x2, s: vec![Type::Bf16x2; 3] })
+}
+
+/// `a * b + c` of the bits of three floats that are bf16, rounded once: what f64 and f32 cannot hold is kept as an odd last
+/// bit, which rounds to bf16 as the exact sum does.
+fn fused(a: u32, b: u32, c: u32) -> u16 {
+    let [a, b, c] = [a, b, c].map(|bits| f64::from(f32::from_bits(bits)));
+    let product = a * b;
+    let sum = product + c;
+    let of_product = sum - c;
+    let lost = (product - of_product) + (c - (sum - of_product));
+    let mut bits = sum.to_bits();
+    if lost != 0.0 && lost.is_finite() && bits & 1 == 0 {
+        bits = if (lost > 0.0) == (sum > 0.0) { bits + 1 } else { bits - 1 };
+    }
+    let sum = f64::from_bits(bits);
+    let mut bits = (sum as f32).to_bits();
+    let rounded = f64::from(f32::from_bits(bits));
+    if rounded != sum && rounded.is_finite() && bits & 1 == 0 {
+        bits = if rounded.abs() < sum.abs() { bits + 1 } else { bits - 1 };
+    }
+    to_bf16(f32::from_bits(bits))
 }
 
 fn nan_or(a: f32, b: f32, otherwise: f32) -> f32 {

@@ -16,6 +16,8 @@ pub(crate) fn plain(name: &str, ty: Type) -> Option<Shape> {
         ("sub", U64) => all(2, lanes!(|a: u64, b: u64| a.wrapping_sub(b))),
         ("min", U32) => all(2, lanes!(|a: u32, b: u32| a.min(b))),
         ("max", U32) => all(2, lanes!(|a: u32, b: u32| a.max(b))),
+        ("min", S32) => all(2, lanes!(|a: i32, b: i32| a.min(b))),
+        ("max", S32) => all(2, lanes!(|a: i32, b: i32| a.max(b))),
         ("div", U32) => all(2, lanes!(|a: u32, b: u32| a.checked_div(b).unwrap_or(0))),
         ("rem", U32) => all(2, lanes!(|a: u32, b: u32| a.checked_rem(b).unwrap_or(0))),
         ("mul.lo", U32) => all(2, lanes!(|a: u32, b: u32| a.wrapping_mul(b))),

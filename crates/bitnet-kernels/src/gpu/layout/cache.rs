@@ -1,18 +1,27 @@
 //! Keys and values of the tokens so far, and the tables of the rotary embedding.
 
-use crate::KvShape;
-use crate::gpu::{DeviceBuffer, Driver, Gpu, GpuError, layout::f32_bytes};
+use crate::{
+    KvShape, KvType,
+    gpu::{DeviceBuffer, Driver, Gpu, GpuError, layout::f32_bytes},
+};
 
 /// Maximum width of a head for the attention kernels.
 const MAX_HEAD_DIM: usize = 256;
 
-/// Keys and values of one layer, bf16 `[block][kv_head][64][stride]` each, with zeros in the padding of a head. Values
-/// that are not finite are stored as the largest finite number: a masked key has weight zero, and zero times its value
-/// must be zero.
+/// Keys and values of one layer, with zeros in the padding of a head:
+///
+/// ```text
+/// bf16  [block][kv_head] [64][stride] numbers
+/// int8  [block][kv_head] { [64][stride] numbers, [64] f32 scales }
+/// ```
+///
+/// Values that are not finite are stored as the largest finite number: a masked key has weight zero, and zero times its
+/// value must be zero.
 #[derive(Debug)]
 pub struct Kv {
     pub(in crate::gpu) shape: KvShape,
-    /// Elements of a key: `head_dim` padded to 16 bytes.
+    pub(in crate::gpu) kv: KvType,
+    /// Numbers of a key: `head_dim` padded to 16 bytes.
     pub(in crate::gpu) stride: usize,
     pub(in crate::gpu) keys: DeviceBuffer,
     pub(in crate::gpu) values: DeviceBuffer,
@@ -38,11 +47,12 @@ impl<D: Driver> Gpu<D> {
             let (what, head_dim) = ("attention", shape.head_dim);
             return Err(GpuError::HeadTooWide { what, head_dim, limit: MAX_HEAD_DIM });
         }
-        let stride = shape.head_dim.next_multiple_of(8);
-        let bytes = shape.gpu_bytes() / 2;
+        let kv = self.kv;
+        let stride = shape.gpu_stride(kv);
+        let bytes = shape.gpu_bytes(kv) / 2;
         let keys = self.alloc(bytes, "cached keys")?;
         let values = self.alloc(bytes, "cached values")?;
-        Ok(Kv { shape, stride, keys, values })
+        Ok(Kv { shape, kv, stride, keys, values })
     }
 
     /// Takes cosines and sines for the first `width` dimensions of a head, `[positions][width / 2]` each.

@@ -2,12 +2,13 @@
 //! chunks.
 
 use crate::{
-    RowsKind, Step,
+    BLOCK_TOKENS, KvType, RowsKind, Step,
     gpu::{
         Arg, DeviceInfo, Driver, Gpu, GpuError, Kv, Rows,
         table::{
-            ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D256,
-            ATTENTION_R32_D256, ATTENTION_R64_D128, Kernel,
+            ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D128_INT8,
+            ATTENTION_R16_D256, ATTENTION_R16_D256_INT8, ATTENTION_R32_D256, ATTENTION_R32_D256_INT8,
+            ATTENTION_R64_D128, ATTENTION_R64_D128_INT8, Kernel,
         },
         upload::Upload,
         work_items::{FEW, WorkItems, WorkList},
@@ -63,6 +64,27 @@ static WIDTHS: [Width; 2] = [
     },
 ];
 
+/// The same over int8: less shared memory, and for few rows about 330 instructions more for each tile, which turn bytes into
+/// bf16 and multiply by scales.
+static INT8_WIDTHS: [Width; 2] = [
+    Width {
+        head_dim: 128,
+        few: &ATTENTION_R16_D128_INT8,
+        many: (&ATTENTION_R64_D128_INT8, 64),
+        merge: &ATTENTION_MERGE_D128,
+        resident: 4,
+        cycles: Cycles { tile: 2000, whole: 1660, chunk: 980, merge: [400, 920] },
+    },
+    Width {
+        head_dim: 256,
+        few: &ATTENTION_R16_D256_INT8,
+        many: (&ATTENTION_R32_D256_INT8, 32),
+        merge: &ATTENTION_MERGE_D256,
+        resident: 2,
+        cycles: Cycles { tile: 2730, whole: 2200, chunk: 1100, merge: [530, 1110] },
+    },
+];
+
 /// Tiles of keys, times key heads of 128, that have room for their parts, for each multiprocessor.
 const TILES_PER_PROCESSOR: usize = 64;
 
@@ -95,7 +117,8 @@ impl<D: Driver> Gpu<D> {
         let rows = qkv.rows.min(out.rows);
         assert!(step.tokens() <= rows, "the rows must fit their buffers");
         let group = heads / kv_heads;
-        let width = WIDTHS.iter().find(|width| head_dim <= width.head_dim);
+        let widths = if kv.kv == KvType::Int8 { &INT8_WIDTHS } else { &WIDTHS };
+        let width = widths.iter().find(|width| head_dim <= width.head_dim);
         let width = width.expect("a cache has heads that a kernel takes");
         self.describe(step);
         assert!(self.step.listed, "all keys must have blocks");
@@ -123,7 +146,7 @@ impl<D: Driver> Gpu<D> {
         let info = self.driver.info();
         let parts = few.items.len() * kv_heads * few.tiles * part_bytes(width.head_dim);
         let (tiles, chunks) = if parts <= self.parts.bytes() {
-            width.chunks(few, kv_heads, kv.stride, info)
+            width.chunks(few, [kv_heads, kv.block_bytes()], info)
         } else {
             (few.tiles, 1)
         };
@@ -148,13 +171,17 @@ impl Width {
     /// Returns the tiles of 64 keys per chunk and the number of chunks: enough to give every multiprocessor work, or one
     /// if that takes less time, because the loads of all blocks take longer than a chain or because the merge takes
     /// longer than the tiles that it saves. Parts are merged in order, so that the number of chunks changes no bit.
-    fn chunks(&self, work: &WorkList, kv_heads: usize, kv_stride: usize, gpu: &DeviceInfo) -> (usize, usize) {
+    fn chunks(
+        &self,
+        work: &WorkList,
+        [kv_heads, block_bytes]: [usize; 2],
+        gpu: &DeviceInfo,
+    ) -> (usize, usize) {
         let processors = gpu.processors as usize;
         let resident = gpu.resident(self.few.shared + self.few.dynamic, self.resident);
         let (blocks, tiles) = (work.items.len() * kv_heads, work.tiles);
         let chunk = tiles.div_ceil((resident * processors / blocks).clamp(1, tiles));
-        // Bytes of bf16 keys and values.
-        let loads = 4 * work.keys * kv_heads * kv_stride / (MEMORY_BYTES * processors);
+        let loads = 2 * work.keys * block_bytes / (BLOCK_TOKENS * MEMORY_BYTES * processors);
         let Cycles { tile, whole, chunk: part, merge } = self.cycles;
         let merge = LAUNCH + merge[0] + work.longest.div_ceil(8) * merge[1];
         let whole = loads.max(whole + work.longest * tile);
@@ -166,7 +193,7 @@ impl Width {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BLOCK_TOKENS, Run};
+    use crate::Run;
 
     /// Chunks for sequences after so many tokens, which decode one more each, on 132 multiprocessors.
     fn chunks(width: &Width, kv_heads: usize, before: &[usize]) -> usize {
@@ -174,7 +201,8 @@ mod tests {
             |(i, &start): (usize, &usize)| Run { tokens: i..i + 1, start, blocks: 0..0, ..Run::default() };
         let runs: Vec<Run> = before.iter().enumerate().map(of).collect();
         let items = WorkItems::of(&runs, 4, width.many.1);
-        width.chunks(&items.few, kv_heads, width.head_dim, &DeviceInfo::h100()).1
+        let block_bytes = kv_heads * KvType::Bf16.panel(width.head_dim);
+        width.chunks(&items.few, [kv_heads, block_bytes], &DeviceInfo::h100()).1
     }
 
     #[test]

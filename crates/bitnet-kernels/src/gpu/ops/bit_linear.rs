@@ -2,7 +2,7 @@
 //! both. Which tile a product takes is estimated in `plan`, unless it was measured.
 
 use crate::{
-    BLOCK_TOKENS, Gate, Grouping, HeadNorms, RowOrder, RowsKind, Run, Step,
+    BLOCK_TOKENS, Gate, Grouping, HeadNorms, KvType, RowOrder, RowsKind, Run, Step,
     gpu::{
         Arg, Driver, Gain, Gpu, GpuError, Int8Rows, Kv, Linear, Rope, Rows,
         layout::{K_TILE, Scales},
@@ -278,7 +278,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Rotates queries and keys, and stores queries in `qkv` and keys and values in the cache. Each is rounded to bf16
-    /// once; where heads have norms, queries and keys are also rounded before the norm.
+    /// once; where heads have norms or the cache is int8, queries and keys are also rounded before.
     #[expect(clippy::too_many_arguments, reason = "the arguments of two operations")]
     pub fn bit_linear_norm_rope_store(
         &mut self,
@@ -295,8 +295,8 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(rope.width, head_dim, "whole heads must be rotated");
         assert!(w.rows == qkv.width && n <= qkv.rows, "the rows must fit their buffers");
         assert_eq!(qkv.kind, RowsKind::Intermediate, "queries must be bf16");
-        if norms.is_some() {
-            // A norm needs a whole head, but a thread block may have only part of one.
+        if norms.is_some() || kv.kv == KvType::Int8 {
+            // A norm and a scale need a whole head, but a thread block may have only part of one.
             self.multiply(n, x, w, Sink::Heads { out: qkv, head_dim })?;
             let heads = w.rows / head_dim - 2 * kv.shape.kv_heads;
             return self.norm_rope_store(step, heads, rope, norms, qkv, kv);

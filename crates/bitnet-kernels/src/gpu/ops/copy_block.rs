@@ -1,9 +1,6 @@
 //! Copies a block of a layer's keys and values: on the device, to the host, and back.
 
-use crate::{
-    BLOCK_TOKENS,
-    gpu::{Arg, Driver, Gpu, GpuError, Kv, table::COPY_BLOCK},
-};
+use crate::gpu::{Arg, Driver, Gpu, GpuError, Kv, table::COPY_BLOCK};
 
 impl<D: Driver> Gpu<D> {
     /// Copies all keys and values of block `from` to block `to`.
@@ -54,7 +51,7 @@ impl<D: Driver> Gpu<D> {
 impl Kv {
     /// Bytes of the keys of a block, and of its values.
     pub(in crate::gpu) fn block_bytes(&self) -> usize {
-        2 * self.shape.kv_heads * BLOCK_TOKENS * self.stride
+        self.shape.kv_heads * self.kv.panel(self.stride)
     }
 
     /// Where a block begins among the keys, and among the values, if buffers of these sizes hold them.

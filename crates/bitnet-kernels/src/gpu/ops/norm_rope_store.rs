@@ -2,8 +2,11 @@
 //! them.
 
 use crate::{
-    HeadNorms, Norm, RowsKind, Step,
-    gpu::{Arg, Driver, Gain, Gpu, GpuError, Kv, Rope, Rows, table::NORM_ROPE_STORE},
+    HeadNorms, KvType, Norm, RowsKind, Step,
+    gpu::{
+        Arg, Driver, Gain, Gpu, GpuError, Kv, Rope, Rows,
+        table::{NORM_ROPE_STORE, NORM_ROPE_STORE_INT8},
+    },
 };
 
 /// Blocks of a launch for each processor, from which on more are no faster than longer ones.
@@ -36,12 +39,13 @@ impl<D: Driver> Gpu<D> {
         let gains = norms.map_or([Arg::u64(0); 2], |norms| norms.map(gain));
         let eps = norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps));
         // A warp takes a head, or several in turn where tokens alone make blocks enough.
-        let groups = (heads + 2 * shape.kv_heads).div_ceil(NORM_ROPE_STORE.block as usize / 32);
+        let kernel = if kv.kv == KvType::Int8 { &NORM_ROPE_STORE_INT8 } else { &NORM_ROPE_STORE };
+        let groups = (heads + 2 * shape.kv_heads).div_ceil(kernel.block as usize / 32);
         let places = BLOCKS_PER_PROCESSOR * self.driver.info().processors as usize;
         let turns = (n * groups).div_ceil(places).min(groups);
         let blocks = groups.div_ceil(turns);
         self.launch(
-            &NORM_ROPE_STORE,
+            kernel,
             [n, blocks, 1],
             0,
             &[

@@ -1,11 +1,13 @@
 //! Attention on the simulator: near the reference, and the same bits whatever the chunks and neighbours.
 
 use bitnet_kernels::{
-    BLOCK_TOKENS, Backend, Grouping, Inspect, KvShape, Reference, RowOrder, RowsKind, Run, Step,
+    BLOCK_TOKENS, Backend, Cpu, Grouping, Inspect, Isa, KvShape, KvType, Reference, RowOrder, RowsKind, Run,
+    Step,
     gpu::{Gpu, GpuError},
 };
 use bitnet_tensor::TernaryTensor;
 use bitnet_tests::Simulator;
+use half::bf16;
 
 /// Number of input features from which queries, keys and values are computed.
 pub const HIDDEN: usize = 40;
@@ -16,6 +18,8 @@ pub struct Heads {
     pub queries: usize,
     pub keys: usize,
     pub dim: usize,
+    /// Type of the cache.
+    pub kv: KvType,
 }
 
 /// A piece of a sequence in one step: sequence, first token, one past the last token.
@@ -42,9 +46,9 @@ pub fn attend(
     sequences: &[Vec<f32>],
     steps: &[&[Piece]],
 ) -> Result<(Outputs, Outputs), GpuError> {
-    let Heads { queries, keys, dim } = heads;
+    let Heads { queries, keys, dim, kv } = heads;
     let rows = (queries + 2 * keys) * dim;
-    let (mut gpu, mut reference) = (Gpu::new(simulator)?, Reference::bf16());
+    let (mut gpu, mut reference) = (Gpu::new(simulator)?.keeping(kv), Reference::bf16().keeping(kv));
     let trits: Vec<i8> = (0..rows * HIDDEN).map(|i| (value(i, 99) * 1.5).round() as i8).collect();
     let w = TernaryTensor::from_trits(rows, HIDDEN, &trits, 0.35).unwrap();
     let order = RowOrder::Rope { head_dim: dim };
@@ -105,6 +109,7 @@ pub fn attend(
 
 /// GPUs of both kinds of matrix units.
 const GPUS: [fn() -> Simulator; 2] = [Simulator::default, Simulator::older];
+const KV_TYPES: [KvType; 2] = Gpu::<Simulator>::KV_TYPES;
 
 /// Heads of several widths, with tails; query heads that share a key head or not; prompts and single tokens together.
 #[test]
@@ -112,14 +117,14 @@ fn queries_are_exact_and_attention_is_near_the_reference() {
     for (queries, keys, dim) in
         [(1, 1, 2), (4, 1, 48), (4, 2, 64), (5, 5, 32), (7, 1, 100), (3, 1, 256), (8, 2, 128), (20, 1, 16)]
     {
-        let heads = Heads { queries, keys, dim };
         let sequences = [sequence(1, 1), sequence(79, 2), sequence(130, 3)];
         let steps: &[&[Piece]] = &[
             &[(1, 0, 63), (2, 0, 61)],
             &[(0, 0, 1), (1, 63, 64), (2, 61, 129)],
             &[(2, 129, 130), (1, 64, 79)],
         ];
-        for gpu in GPUS {
+        for (gpu, kv) in GPUS.into_iter().flat_map(|gpu| KV_TYPES.map(|kv| (gpu, kv))) {
+            let heads = Heads { queries, keys, dim, kv };
             let (actual, expected) = attend(gpu(), heads, &sequences, steps).unwrap();
             for (s, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
                 for (t, ([a_query, a], [e_query, e])) in actual.iter().zip(expected).enumerate() {
@@ -128,7 +133,7 @@ fn queries_are_exact_and_attention_is_near_the_reference() {
                         let near = (a - e).abs() <= 0.008 * e.abs() + 5e-4;
                         assert!(
                             near,
-                            "{queries} {keys} {dim}: sequence {s} token {t} value {i}: {a}, not {e}"
+                            "{queries} {keys} {dim} {kv}: sequence {s} token {t} value {i}: {a}, not {e}"
                         );
                     }
                 }
@@ -146,10 +151,16 @@ pub fn bits(outputs: &[Vec<[Vec<f32>; 2]>]) -> Vec<u32> {
 #[test]
 fn attention_does_not_depend_on_chunks_or_on_other_sequences() {
     let [newer, older] = GPUS;
-    for (queries, keys, dim, gpu) in
-        [(4, 2, 64, newer), (4, 2, 64, older), (6, 1, 128, older), (2, 1, 200, newer)]
-    {
-        let heads = Heads { queries, keys, dim };
+    for (queries, keys, dim, kv, gpu) in [
+        (4, 2, 64, KvType::Bf16, newer),
+        (4, 2, 64, KvType::Bf16, older),
+        (6, 1, 128, KvType::Bf16, older),
+        (2, 1, 200, KvType::Bf16, newer),
+        (4, 2, 64, KvType::Int8, newer),
+        (6, 1, 100, KvType::Int8, older),
+        (2, 1, 200, KvType::Int8, older),
+    ] {
+        let heads = Heads { queries, keys, dim, kv };
         let (tokens, other) = (141, sequence(70, 8));
         let alone = [sequence(tokens, 7)];
         let one = |processors| gpu().set(|info| info.processors = processors);
@@ -173,7 +184,7 @@ fn attention_does_not_depend_on_chunks_or_on_other_sequences() {
 /// A warp merges the parts of 32 tiles of keys at a time; here are 34.
 #[test]
 fn one_token_after_more_tiles_than_a_warp_merges_at_once_is_attended_as_in_a_prompt() {
-    let heads = Heads { queries: 1, keys: 1, dim: 16 };
+    let heads = Heads { queries: 1, keys: 1, dim: 16, kv: KvType::Bf16 };
     let (tokens, one) = (34 * 64, [sequence(34 * 64, 7)]);
     let whole = bits(&attend(Simulator::default(), heads, &one, &[&[(0, 0, tokens)]]).unwrap().0);
     let last: &[&[Piece]] = &[&[(0, 0, tokens - 1)], &[(0, tokens - 1, tokens)]];
@@ -183,16 +194,80 @@ fn one_token_after_more_tiles_than_a_warp_merges_at_once_is_attended_as_in_a_pro
 
 #[test]
 fn a_token_behind_one_that_is_not_a_number_is_not_touched() {
-    let heads = Heads { queries: 2, keys: 1, dim: 32 };
-    let clean = [sequence(40, 5)];
-    let mut poisoned = clean.clone();
-    poisoned[0][20 * HIDDEN + 3] = f32::NAN;
-    let step: &[&[Piece]] = &[&[(0, 0, 40)]];
-    let clean = attend(Simulator::default(), heads, &clean, step).unwrap().0;
-    let poisoned = attend(Simulator::default(), heads, &poisoned, step).unwrap().0;
-    assert_eq!(bits(&[clean[0][..20].to_vec()]), bits(&[poisoned[0][..20].to_vec()]));
-    assert!(
-        poisoned[0][20..].iter().all(|[_, out]| out.iter().all(|x| x.is_nan())),
-        "it reaches all after it"
-    );
+    for kv in KV_TYPES {
+        let heads = Heads { queries: 2, keys: 1, dim: 32, kv };
+        let clean = [sequence(40, 5)];
+        let mut poisoned = clean.clone();
+        poisoned[0][20 * HIDDEN + 3] = f32::NAN;
+        let step: &[&[Piece]] = &[&[(0, 0, 40)]];
+        let clean = attend(Simulator::default(), heads, &clean, step).unwrap().0;
+        let poisoned = attend(Simulator::default(), heads, &poisoned, step).unwrap().0;
+        assert_eq!(bits(&[clean[0][..20].to_vec()]), bits(&[poisoned[0][..20].to_vec()]), "{kv}");
+        assert!(
+            poisoned[0][20..].iter().all(|[_, out]| out.iter().all(|x| x.is_nan())),
+            "it reaches all after it: {kv}"
+        );
+    }
+}
+
+/// Keys and values of one token in every place of a block, of ordinary, tiny, huge, equal, zero and not finite numbers.
+/// Nothing is rotated, and all numbers are bf16, so that the CPU rounds the same numbers. A NaN or an infinity in a value
+/// is not tried: the GPU stores the largest finite number for it.
+#[test]
+fn int8_keys_and_values_are_stored_with_the_numbers_and_scales_of_the_cpu() {
+    let (heads, kv_heads) = (1, 2);
+    for (head_dim, rotary) in [(36, 20), (64, 64), (256, 256)] {
+        let width = (heads + 2 * kv_heads) * head_dim;
+        let mut values: Vec<f32> = (0..BLOCK_TOKENS * width).map(|i| value(i, head_dim)).collect();
+        for (t, row) in values.chunks_exact_mut(width).enumerate() {
+            let factor = [1.0, 1e-7, 1e18, 0.0, 1e-38, 1e-43, 1e38][t % 7];
+            row.iter_mut().for_each(|x| *x = bf16::from_f32(*x * factor).to_f32());
+            if t % 9 == 8 {
+                row[(heads + 1) * head_dim - 1 - t] = if t % 2 == 0 { f32::NAN } else { f32::NEG_INFINITY };
+            }
+        }
+        let angles = BLOCK_TOKENS * rotary / 2;
+        let (cos, sin) = (vec![1.0; angles], vec![0.0; angles]);
+        let shape = KvShape { blocks: 2, kv_heads, head_dim };
+        let runs = [Run { tokens: 0..BLOCK_TOKENS, blocks: 0..1, ..Run::default() }];
+        let stored = |bytes: &[u8], stride: usize, at: &dyn Fn(usize, usize) -> usize| {
+            let panels = bytes.chunks_exact(BLOCK_TOKENS * (stride + 4));
+            let panel = |panel: &[u8]| {
+                let (numbers, scales) = panel.split_at(BLOCK_TOKENS * stride);
+                let row = |t: usize| (0..head_dim).map(|d| numbers[at(t, d)]).collect::<Vec<u8>>();
+                let scale = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+                let scale = |bytes| Some(scale(bytes)).filter(|scale| !scale.is_nan()).map(f32::to_bits);
+                let scales = scales.as_chunks().0.iter().map(scale).collect::<Vec<_>>();
+                ((0..BLOCK_TOKENS).map(row).collect::<Vec<_>>(), scales)
+            };
+            panels.map(panel).collect::<Vec<_>>()
+        };
+
+        let mut cpu = Cpu::new(Isa::named("scalar").unwrap(), 1).unwrap().keeping(KvType::Int8);
+        let (rope, mut kv) = (cpu.rope(&cos, &sin, rotary).unwrap(), cpu.kv(shape).unwrap());
+        let mut rows = cpu.rows(BLOCK_TOKENS, width, RowsKind::Intermediate).unwrap();
+        cpu.write(&mut rows, &values).unwrap();
+        cpu.norm_rope_store(Step::new(&runs, &[1]), heads, &rope, None, &mut rows, &mut kv).unwrap();
+        let mut bytes = vec![0; Cpu::block_bytes(&kv)];
+        cpu.read_block(&mut kv, 1, &mut bytes).unwrap();
+        let value_stride = head_dim.next_multiple_of(16);
+        let (keys, cpu_values) = bytes.split_at(kv_heads * BLOCK_TOKENS * (head_dim + 4));
+        let expected = [
+            stored(keys, head_dim, &|t, d| (t / 16 * head_dim + d) * 16 + t % 16),
+            stored(cpu_values, value_stride, &|t, d| t * value_stride + d),
+        ];
+
+        let mut gpu = Gpu::new(Simulator::default()).unwrap().keeping(KvType::Int8);
+        let (rope, mut kv) = (gpu.rope(&cos, &sin, rotary).unwrap(), gpu.kv(shape).unwrap());
+        let mut rows = gpu.rows(BLOCK_TOKENS, width, RowsKind::Intermediate).unwrap();
+        gpu.write_rows(&mut rows, &values).unwrap();
+        gpu.norm_rope_store(Step::new(&runs, &[1]), heads, &rope, None, &mut rows, &mut kv).unwrap();
+        let mut bytes = vec![0; <Gpu<Simulator> as Backend>::block_bytes(&kv)];
+        Backend::read_block(&mut gpu, &mut kv, 1, &mut bytes).unwrap();
+        let (keys, values) = bytes.split_at(bytes.len() / 2);
+        let actual = [keys, values].map(|side| stored(side, value_stride, &|t, d| t * value_stride + d));
+        assert!(actual == expected, "{head_dim}");
+        let scales = actual.iter().flatten().flat_map(|(_, scales)| scales);
+        assert!(scales.clone().any(Option::is_none) && scales.clone().any(|&scale| scale == Some(0)));
+    }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Mutex, thread};
 
 use bitnet_kernels::{
-    Gate, Grouping,
+    Gate, Grouping, KvType,
     conformance::{Case, cases, check_rounded},
     gpu::Gpu,
 };
@@ -14,8 +14,8 @@ fn adds_floats(case: &Case) -> bool {
     matches!(case, Case::Head { .. } | Case::Top { .. }) || case.caches()
 }
 
-/// Runs cases on simulated GPUs, two at a time, each with a different order of blocks and warps.
-fn failures(cases: Vec<Case>) -> Vec<String> {
+/// Runs cases on simulated GPUs with this type of cache, two at a time, each with a different order of blocks and warps.
+fn failures(cases: Vec<Case>, kv: KvType) -> Vec<String> {
     let older = cases.iter().enumerate().filter(|(i, case)| i % 4 == 3 || adds_floats(case));
     let newer = cases.iter().enumerate().filter(|(i, case)| i % 4 != 3 || adds_floats(case));
     let runs = older.map(|run| (run, true)).chain(newer.map(|run| (run, false))).collect::<Vec<_>>();
@@ -27,7 +27,7 @@ fn failures(cases: Vec<Case>) -> Vec<String> {
                     let Some(((i, &case), older)) = next.lock().unwrap().next() else { return };
                     // Both sets of texts; all kernels of the older one are tried in `self_test`.
                     let simulator = if older { Simulator::older() } else { Simulator::default() };
-                    let mut gpu = Gpu::new(simulator.seed(i as u64)).unwrap();
+                    let mut gpu = Gpu::new(simulator.seed(i as u64)).unwrap().keeping(kv);
                     if let Err(failure) = check_rounded(&mut gpu, case) {
                         failures.lock().unwrap().push(failure.to_string());
                     }
@@ -41,8 +41,16 @@ fn failures(cases: Vec<Case>) -> Vec<String> {
 #[test]
 fn every_shared_case_equals_the_reference_on_the_simulated_gpu() {
     let started = std::time::Instant::now();
-    let failures = failures(cases());
+    let failures = failures(cases(), KvType::Bf16);
     println!("{} cases on the simulator in {:.0?}", cases().len(), started.elapsed());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn every_shared_case_that_caches_equals_the_reference_with_int8_on_the_simulated_gpu() {
+    let caching: Vec<Case> = cases().into_iter().filter(Case::caches).collect();
+    assert!(caching.len() > 30, "{}", caching.len());
+    let failures = failures(caching, KvType::Int8);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
@@ -89,6 +97,6 @@ fn every_number_of_tokens_equals_the_reference_at_the_widths_of_real_models() {
             norms: true,
         });
     }
-    let failures = failures(cases);
+    let failures = failures(cases, KvType::Bf16);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

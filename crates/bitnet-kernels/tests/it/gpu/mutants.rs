@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bitnet_kernels::{
-    Gate,
+    Gate, KvType,
     gpu::{
         GpuError,
         table::{KERNELS, Kernel},
@@ -53,11 +53,12 @@ fn head(simulator: Simulator, n: usize, width: usize) -> Result<Vec<u32>, GpuErr
     Ok(logits.iter().map(|x| x.to_bits()).collect())
 }
 
-const HEADS: Heads = Heads { queries: 3, keys: 1, dim: 100 };
+const HEADS: Heads = Heads { queries: 3, keys: 1, dim: 100, kv: KvType::Bf16 };
+const INT8_HEADS: Heads = Heads { kv: KvType::Int8, ..HEADS };
 
 /// Three tiles of keys, the last one partial. The second step begins within a tile, so that blocks of rows do too.
-fn prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
-    Ok(bits(&attend(simulator, HEADS, &[sequence(150, 1)], &[&[(0, 0, 10)], &[(0, 10, 150)]])?.0))
+fn prompt(simulator: Simulator, heads: Heads) -> Result<Vec<u32>, GpuError> {
+    Ok(bits(&attend(simulator, heads, &[sequence(150, 1)], &[&[(0, 0, 10)], &[(0, 10, 150)]])?.0))
 }
 
 fn short_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
@@ -72,14 +73,15 @@ fn poisoned_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
 }
 
 /// Single tokens after a prompt of seven tiles of keys; with several processors, they are split.
-fn decode(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+fn decode(simulator: Simulator, heads: Heads) -> Result<Vec<u32>, GpuError> {
     let steps: &[&[_]] = &[&[(0, 0, 390), (1, 0, 20)], &[(0, 390, 391), (1, 20, 21)], &[(0, 391, 392)]];
-    Ok(bits(&attend(simulator, HEADS, &[sequence(392, 1), sequence(21, 2)], steps)?.0))
+    Ok(bits(&attend(simulator, heads, &[sequence(392, 1), sequence(21, 2)], steps)?.0))
 }
 
 /// All mutants.
-const TEXTS: [&str; 12] = [
+const TEXTS: [&str; 13] = [
     include_str!("mutants/attention.txt"),
+    include_str!("mutants/attention_int8.txt"),
     include_str!("mutants/bitlinear.txt"),
     include_str!("mutants/delta.txt"),
     include_str!("mutants/draw.txt"),
@@ -132,10 +134,12 @@ impl Mutant {
             ("one_token", []) => one_token(simulator),
             ("gates", []) => gates(simulator),
             ("head", &[n, width]) => head(simulator, n, width),
-            ("prompt", []) => prompt(simulator),
+            ("prompt", []) => prompt(simulator, HEADS),
+            ("prompt_int8", []) => prompt(simulator, INT8_HEADS),
             ("short_prompt", []) => short_prompt(simulator),
             ("poisoned_prompt", []) => poisoned_prompt(simulator),
-            ("decode", []) => decode(simulator),
+            ("decode", []) => decode(simulator, HEADS),
+            ("decode_int8", []) => decode(simulator, INT8_HEADS),
             ("bounded", &[n, width]) => small::bounded(simulator, n, width),
             ("bounded_in_little", &[n, width]) => small::bounded_in_little(simulator, n, width),
             ("normed_product", &[rows]) => small::normed_product(simulator, rows),
@@ -156,15 +160,18 @@ impl Mutant {
             ("added", []) => small::added(simulator),
             ("clamped", []) => small::clamped(simulator),
             ("normed_heads", []) => small::normed_heads(simulator),
+            ("normed_heads_int8", []) => small::normed_heads_int8(simulator),
             ("normed_heads_in_turns", []) => small::normed_heads_in_turns(simulator),
             ("gelu", []) => small::gelu(simulator),
             ("norms", []) => small::norms(simulator),
             ("output_gate", []) => small::output_gate(simulator),
-            ("partly_turned", []) => small::partly_turned(simulator),
+            ("partly_turned", []) => small::partly_turned(simulator, KvType::Bf16),
+            ("partly_turned_int8", []) => small::partly_turned(simulator, KvType::Int8),
             ("silu", []) => small::silu(simulator),
             ("squared_relu", []) => small::squared_relu(simulator),
             ("transformed", []) => small::transformed(simulator),
-            ("turned_and_copied", []) => small::turned_and_copied(simulator),
+            ("turned_and_copied", []) => small::turned_and_copied(simulator, KvType::Bf16),
+            ("turned_and_copied_int8", []) => small::turned_and_copied(simulator, KvType::Int8),
             ("wanted", []) => small::wanted(simulator),
             (operation, sizes) => panic!("{operation} with sizes {sizes:?} is no operation"),
         }

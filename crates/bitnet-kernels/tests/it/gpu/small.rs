@@ -1,8 +1,8 @@
 //! Small launches of every kernel that works on rows, for the mutants. Each returns all values that it computed.
 
 use bitnet_kernels::{
-    Backend, DeltaShape, DeltaWeights, Gate, Grouping, Int8Matrix, KernelError, KvShape, Norm, Rotate,
-    RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
+    Backend, DeltaShape, DeltaWeights, Gate, Grouping, Int8Matrix, KernelError, KvShape, KvType, Norm,
+    Rotate, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
     gpu::{Gain, Gpu, GpuError, Int8Rows, Rotation, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
@@ -326,9 +326,9 @@ pub fn dense_product(simulator: Simulator) -> Bits {
 }
 
 /// Heads with norms of which only the first dimensions are rotated, in rows with further columns, and attention to them.
-pub fn partly_turned(simulator: Simulator) -> Bits {
+pub fn partly_turned(simulator: Simulator, kv: KvType) -> Bits {
     let (heads, kv_heads, head_dim, rotary, n) = (4, 2, 72, 20, 3);
-    let mut gpu = Gpu::new(simulator)?;
+    let mut gpu = Gpu::new(simulator)?.keeping(kv);
     let angles = wave(n * rotary / 2, 0.01);
     let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
     let rope = gpu.rope(&cos, &angles, rotary)?;
@@ -349,17 +349,21 @@ pub fn partly_turned(simulator: Simulator) -> Bits {
 
 /// Heads with norms, rotated: one head a warp.
 pub fn normed_heads(simulator: Simulator) -> Bits {
-    normed(simulator, 3, 3)
+    normed(simulator, 3, 3, KvType::Bf16)
+}
+
+pub fn normed_heads_int8(simulator: Simulator) -> Bits {
+    normed(simulator, 3, 3, KvType::Int8)
 }
 
 /// The same with so many tokens and heads that a warp takes several heads on the simulator's four processors.
 pub fn normed_heads_in_turns(simulator: Simulator) -> Bits {
-    normed(simulator, 60, 7)
+    normed(simulator, 60, 7, KvType::Bf16)
 }
 
-fn normed(simulator: Simulator, n: usize, heads: usize) -> Bits {
+fn normed(simulator: Simulator, n: usize, heads: usize, kv: KvType) -> Bits {
     let (kv_heads, head_dim) = (2, 36);
-    let mut gpu = Gpu::new(simulator)?;
+    let mut gpu = Gpu::new(simulator)?.keeping(kv);
     let angles = wave(n * head_dim / 2, 0.01);
     let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
     let rope = gpu.rope(&cos, &angles, head_dim)?;
@@ -443,9 +447,9 @@ pub fn embedded(simulator: Simulator) -> Bits {
 }
 
 /// Tokens on both sides of the end of a block, then attention over them, with a copy of the first block.
-pub fn turned_and_copied(simulator: Simulator) -> Bits {
+pub fn turned_and_copied(simulator: Simulator, kv: KvType) -> Bits {
     let (heads, kv_heads, head_dim, n) = (2, 2, 36, 70);
-    let mut gpu = Gpu::new(simulator)?;
+    let mut gpu = Gpu::new(simulator)?.keeping(kv);
     let angles = wave(n * head_dim / 2, 0.01);
     let cos: Vec<f32> = angles.iter().map(|a| 1.0 - a * a / 2.0).collect();
     let rope = gpu.rope(&cos, &angles, head_dim)?;
