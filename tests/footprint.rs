@@ -187,6 +187,14 @@ fn on_a_gpu() {
         }
     }
     assert!(checked > 30, "only {checked} forms");
+    // Experts, in a model without windows.
+    let spec = Synthetic::named("maple-tiny").unwrap().spec().clone();
+    let mixture = Synthetic::of(ModelSpec { windows: None, ..spec });
+    for max_tokens in [1, 70] {
+        let limits = Limits { max_tokens, max_logit_rows: 1, kv_blocks: 9, state_slots: 0 };
+        let (allocated, estimated) = loaded(mixture.spec(), &mixture, limits, KvType::Bf16, false);
+        assert_eq!(allocated, estimated, "experts, {max_tokens} tokens");
+    }
 }
 
 /// One test, so that nothing else in the process allocates meanwhile.

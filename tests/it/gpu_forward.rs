@@ -61,6 +61,12 @@ fn normed_outputs() -> Synthetic {
     Synthetic::of(ModelSpec { windows: None, ..spec })
 }
 
+/// A model with experts, and heads that are rotated in part.
+fn experts() -> Synthetic {
+    let spec = Synthetic::named("maple-tiny").unwrap().spec().clone();
+    Synthetic::of(ModelSpec { windows: None, ..spec })
+}
+
 fn load<B: Backend>(source: &Synthetic, backend: B) -> Transformer<B> {
     let state_slots = if source.spec().state_bytes() > 0 { STATES } else { 0 };
     let limits = Limits { state_slots, ..LIMITS };
@@ -113,18 +119,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn the_forward_on_a_gpu_is_near_the_reference_that_rounds_where_it_does() {
     // The last tokens attend over two tiles of keys.
-    for source in [tiny(), odd(), grouped(), recurrent(), rotated(), normed_outputs()] {
+    for source in [tiny(), odd(), grouped(), recurrent(), rotated(), normed_outputs(), experts()] {
         let tokens = tokens(&source, 70, 3);
         let actual = steps(&mut gpu(&source, 4), &tokens, &[], &[66, 1]);
         let expected = steps(&mut load(&source, Reference::bf16()), &tokens, &[], &[66, 1]);
         let distances = distances(&actual, &expected, source.spec().vocab);
-        assert_near(distances, 1e-2, 0.1, &format!("hidden {}", source.spec().hidden));
+        // Attention may round a value the other way, and a router near a tie then chooses another expert.
+        let worst = if source.spec().experts.is_some() { 1.0 } else { 0.1 };
+        assert_near(distances, 1e-2, worst, &format!("hidden {}", source.spec().hidden));
     }
 }
 
 #[test]
 fn a_sequence_on_a_gpu_has_the_same_bits_in_any_chunks_and_beside_any_others() {
-    for source in [tiny(), odd(), grouped(), recurrent(), rotated(), normed_outputs()] {
+    for source in [tiny(), odd(), grouped(), recurrent(), rotated(), normed_outputs(), experts()] {
         let (sequence, other) = (tokens(&source, 74, 1), tokens(&source, 74, 2));
         let whole = bits(&steps(&mut gpu(&source, 1), &sequence, &[], &[74]));
         for (processors, lengths) in [(1, &[60, 5, 1][..]), (16, &[40, 31, 1]), (4, &[7])] {

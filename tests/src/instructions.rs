@@ -59,6 +59,7 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("shr.s32 d, a, b", W, &[(W, 1 << 31), (W, 4)], 0xf800_0000),
     case("shr.u64 d, a, b", D, &[(D, 1 << 63), (W, 63)], 1),
     case("clz.b32 d, a", W, &[(W, 0)], 32),
+    case("popc.b32 d, a", W, &[(W, 0x8000_0101)], 3),
     case("brev.b32 d, a", W, &[(W, 0xb)], 0xd000_0000),
     case("bfe.u32 d, a, 8, 8", W, &[(W, 0xabcd_1234)], 0x12),
     case("bfe.u32 d, a, 4, 0", W, &[(W, 0xffff_ffff)], 0),

@@ -59,19 +59,22 @@ fn linear() -> Vec<Kernel> {
         ("int8", "1 to 8 tokens", [1, 4, 1, 1], [6, 2], [3, 2], 128),
         ("int8", "9 to 32 tokens", [1, 4, 4, 1], [4, 1], [4, 4], 128),
         ("int8", "33 tokens and more", [2, 4, 4, 2], [3, 1], [1, 4], 168),
+        ("experts", "tokens that pass an expert", [1, 4, 1, 1], [12, 4], [4, 2], 128),
+        ("experts", "tokens that pass an expert", [1, 4, 4, 1], [4, 1], [4, 4], 112),
+        ("experts", "tokens that pass an expert", [2, 4, 4, 2], [4, 1], [2, 4], 128),
     ] {
         let rows = 16 * row_tiles * row_warps;
         let tokens = 8 * token_tiles * token_warps;
         let (stage, types) = match weights {
             "bitlinear" => (32 * rows + 128 * tokens, "w2a8"),
-            "grouped" => (36 * rows + 144 * tokens, "w2a8"),
+            "grouped" | "experts" => (36 * rows + 144 * tokens, "w2a8"),
             _ => (136 * rows + 144 * tokens, "w8a8"),
         };
         kernels.push(Kernel {
             name: format!("sm80_{weights}_t{tokens}_{types}"),
             template: "bitlinear.ptx",
             numbers: context! {
-                grouped => weights != "bitlinear", int8 => weights == "int8", row_tiles, row_warps, token_tiles,
+                grouped => weights != "bitlinear", int8 => weights == "int8", experts => weights == "experts", row_tiles, row_warps, token_tiles,
                 token_warps, stages, unroll, blocks_per_sm, ahead, registers, purpose,
                 shared => (stages * stage).max(tokens * (4 * rows + 40)),
             },
@@ -164,12 +167,18 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_argmax_f32", "argmax.ptx", 48),
         ("sm80_hadamard_f32", "hadamard.ptx", 40),
         ("sm80_sigmoid_gate_bf16", "sigmoid_gate.ptx", 32),
-        ("sm80_dense_bf16", "dense.ptx", 40),
+        ("sm80_choose_f32", "choose.ptx", 40),
+        ("sm80_group_tokens_u32", "group_tokens.ptx", 40),
+        ("sm80_mix_f32", "mix.ptx", 40),
         ("sm80_delta_inputs_f32", "delta_inputs.ptx", 144),
         ("sm80_delta_outputs_bf16", "delta_outputs.ptx", 48),
         ("sm80_sample_f32", "sample.ptx", 64),
     ] {
         kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });
+    }
+    for (name, wide) in [("sm80_dense_bf16", false), ("sm80_router_f32", true)] {
+        let numbers = context! { wide, registers => 40 };
+        kernels.push(Kernel { name: name.into(), template: "dense.ptx", numbers });
     }
     for (name, narrow, adds) in [
         ("sm80_norm_rows_bf16", false, false),

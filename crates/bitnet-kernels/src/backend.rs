@@ -180,8 +180,7 @@ pub trait Backend: Send {
     /// A mixture of experts.
     type Experts: Send;
 
-    /// Whether this backend has the operations that are said to be on the CPU only, and windows
-    /// ([`Step::within`]). A backend without them must not be given a model that needs them.
+    /// Whether this backend has windows ([`Step::within`]). A backend without them must not be given a model that needs them.
     const EVERY_FAMILY: bool = true;
 
     /// Whether panels and [`Backend::prepare_shortlist`] use the bytes of a file in place.
@@ -223,14 +222,12 @@ pub trait Backend: Send {
     fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<Self::State, KernelError>;
     /// Loads a transform of rows of `width` columns.
     fn rotation(&mut self, width: usize, rotate: &Rotate<'_>) -> Result<Self::Rotation, KernelError>;
-    /// Loads a mixture of experts for [`Backend::mix_experts`]. On the CPU only.
+    /// Loads a mixture of experts for [`Backend::mix_experts`].
     fn experts(
         &mut self,
-        _shape: ExpertShape,
-        _weights: ExpertWeights<'_>,
-    ) -> Result<Self::Experts, KernelError> {
-        Err(KernelError::NotOnDevice { what: "a mixture of experts" })
-    }
+        shape: ExpertShape,
+        weights: ExpertWeights<'_>,
+    ) -> Result<Self::Experts, KernelError>;
     /// Declares that a ternary table contains a transform: [`Backend::embed`] undoes it, and [`Backend::logits`]
     /// applies it to its input.
     ///
@@ -396,16 +393,14 @@ pub trait Backend: Send {
     ) -> Result<(), KernelError>;
 
     /// Adds to every row of `x` what its experts compute from it, after it is normalised by `norm`: [`crate::order`] has
-    /// the formulas. On the CPU only.
+    /// the formulas.
     fn mix_experts(
         &mut self,
-        _n: usize,
-        _norm: &Norm<Self::Gain>,
-        _w: &Self::Experts,
-        _x: &mut Self::Rows,
-    ) -> Result<(), KernelError> {
-        Err(KernelError::NotOnDevice { what: "a mixture of experts" })
-    }
+        n: usize,
+        norm: &Norm<Self::Gain>,
+        w: &Self::Experts,
+        x: &mut Self::Rows,
+    ) -> Result<(), KernelError>;
 
     /// Adds every row of `x`, normalised by `norm`, to the row of `out`.
     fn norm_add(

@@ -1,5 +1,5 @@
-//! Cases for mixtures of experts and windows, which are on the CPU only, and for the gates and norms of families that have
-//! them.
+//! Cases for mixtures of experts and for windows, which are on the CPU only, and for the gates and norms of families that
+//! have them.
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 
@@ -8,7 +8,8 @@ use crate::{ExpertShape, ExpertWeights, Gate, Inspect, KernelError, KvShape, Row
 
 const CLAMPED: Gate = Gate::ClampedSilu { limit: 2.0 };
 
-/// Adds gates and norms of the residual, which every backend has.
+/// Adds gates, norms of the residual, and mixtures with shapes of golden checkpoints, of the 20B model with fewer experts,
+/// and odd ones.
 pub(super) fn add_cases(cases: &mut Vec<Case>) {
     for gate in [CLAMPED, Gate::Gelu] {
         for ffn in [1, 16, 100, 352] {
@@ -23,10 +24,6 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
     for (n, width) in [(1, 1), (9, 100), (7, 256), (9, 640), (9, 3100)] {
         cases.push(Case::NormAdd { n, width });
     }
-}
-
-/// Adds shapes of golden checkpoints, of the 20B model with fewer experts, and odd ones.
-pub(super) fn add_cpu_cases(cases: &mut Vec<Case>) {
     for (hidden, ffn, count, used, group, gate, dtype) in [
         (256, 256, 8, 2, 128, CLAMPED, DType::BF16),
         (128, 256, 5, 2, 128, CLAMPED, DType::F32),
@@ -39,6 +36,10 @@ pub(super) fn add_cpu_cases(cases: &mut Vec<Case>) {
             cases.push(Case::Experts { n, hidden, ffn, count, used, group, gate, dtype });
         }
     }
+}
+
+/// Adds windows.
+pub(super) fn add_cpu_cases(cases: &mut Vec<Case>) {
     for (window, heads, kv_heads, head_dim) in [
         (1, 1, 1, 2),
         (12, 8, 2, 64),

@@ -1,15 +1,14 @@
 //! [`Backend`] for the GPU: passes each operation on to the method of [`Gpu`] that launches it, and adds the
 //! multiplications that a GPU fuses with their neighbours.
 
-use std::convert::Infallible;
-
 use super::{
-    Delta, Driver, Gain, Gpu, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table, tilings::Tiling,
+    Delta, Driver, Experts, Gain, Gpu, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table,
+    tilings::Tiling,
 };
 use crate::{
-    Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Edits, Gate, Grouping, HeadCopy,
-    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, Norm, Norms, Rotate, RowOrder, RowsKind,
-    SamplingParams, Step, StepSize, TableWeights, Wanted, Weights,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, DeviceStatus, Drawn, Edits, ExpertShape, ExpertWeights,
+    Gate, Grouping, HeadCopy, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, Norm, Norms, Rotate,
+    RowOrder, RowsKind, SamplingParams, Step, StepSize, TableWeights, Wanted, Weights,
 };
 
 impl<D: Driver> Backend for Gpu<D> {
@@ -23,7 +22,7 @@ impl<D: Driver> Backend for Gpu<D> {
     type Delta = Delta;
     type State = State;
     type Rotation = Rotation;
-    type Experts = Infallible;
+    type Experts = Experts;
 
     const EVERY_FAMILY: bool = false;
 
@@ -53,6 +52,7 @@ impl<D: Driver> Backend for Gpu<D> {
         fn copy_state(state: &mut State, from: u32, to: u32);
         fn sigmoid_gate(n: usize, x: &Rows, column: usize, out: &mut Rows);
         fn dense(n: usize, x: &Rows, norm: &Norm<Gain>, w: &Table, out: &mut Rows, column: usize);
+        fn mix_experts(n: usize, norm: &Norm<Gain>, w: &Experts, x: &mut Rows);
         fn norm_add(n: usize, x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
         fn norm_rows(rows: &[usize], x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
         fn prepare(size: &StepSize);
@@ -121,6 +121,13 @@ impl<D: Driver> Backend for Gpu<D> {
                 self.ternary_table(&weights)?
             }
         })
+    }
+
+    fn experts(&mut self, shape: ExpertShape, weights: ExpertWeights<'_>) -> Result<Experts, KernelError> {
+        let ExpertWeights { router, gate, up, down } = weights;
+        let (gate, up, down) = (gate.canonical()?, up.canonical()?, down.canonical()?);
+        self.converter.start(gate.codes().len())?;
+        self.pack_experts(shape, router, [&gate, &up, &down])
     }
 
     fn rotate_table(&mut self, table: &mut Table, rotation: Rotation) {

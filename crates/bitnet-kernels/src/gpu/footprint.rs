@@ -3,8 +3,8 @@
 use super::{
     Driver, Gpu,
     layout::{
-        K_TILE, copy_bytes, copy_size, dense_bytes, gain_bytes, int8_bytes, int8_linear_bytes, linear_bytes,
-        rescore_bytes, rows_bytes, shortlist_bytes,
+        K_TILE, copy_bytes, copy_size, dense_bytes, expert_bytes, gain_bytes, int8_bytes, int8_linear_bytes,
+        linear_bytes, mixture_bytes, rescore_bytes, rows_bytes, shortlist_bytes,
     },
     memory::buffer,
     ops::DRAWN,
@@ -53,8 +53,12 @@ impl<D: Driver> Footprint for Gpu<D> {
             }
             Held::State { shape, slots } => floats(slots * shape.state_len()),
             Held::Rotation { width } => buffer(width.next_multiple_of(K_TILE) / 8),
+            // The router is f32, and a dense table is counted for it.
+            Held::Experts { ref shape, group } => {
+                buffers(expert_bytes(shape, group)) - buffer(dense_bytes(shape.count, shape.hidden))
+            }
             // The others are on the CPU only.
-            Held::Shortlist { .. } | Held::Experts { .. } | Held::Log { .. } => 0,
+            Held::Shortlist { .. } | Held::Log { .. } => 0,
         }
     }
 
@@ -66,6 +70,10 @@ impl<D: Driver> Footprint for Gpu<D> {
             Held::Shortlist { rows, cols } if self.makes_copy(cols) => Some(copy_size(rows, cols)),
             _ => None,
         });
+        let experts = held.iter().find_map(|held| match held {
+            Held::Experts { shape, .. } => Some(buffers(mixture_bytes(size.tokens, shape))),
+            _ => None,
+        });
         let rows = size.logit_rows;
         let inputs: usize = inputs(size, mixed > 0).iter().map(|&(_, bytes)| buffer(room(bytes))).sum();
         inputs
@@ -73,6 +81,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             + copied.map_or(0, |size| buffers(shortlist_bytes(rows, size)))
             + if head > 0 { buffers(int8_bytes(rows, head, Grouping::Groups)) } else { 0 }
             + if mixed > 0 { floats(size.tokens * mixed) } else { 0 }
+            + experts.unwrap_or(0)
             + buffer(DRAWN * rows)
     }
 

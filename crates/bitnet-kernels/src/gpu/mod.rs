@@ -25,15 +25,15 @@ mod work_items;
 
 use std::{ptr, time::Duration};
 
-use crate::{HeadCounts, KvType};
+use crate::{ExpertShape, HeadCounts, KvType};
 
 pub use ceilings::Ceilings;
 pub use cuda::Cuda;
 pub use driver::{Arg, Driver, Entry, Grid, Launch, MARKS};
 pub use error::GpuError;
 pub use info::{DeviceInfo, LoadedCode};
-use layout::{Converter, CopySize, ShortlistBuffers};
-pub use layout::{Delta, Dense, Gain, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table};
+use layout::{Converter, CopySize, Mixture, ShortlistBuffers};
+pub use layout::{Delta, Dense, Experts, Gain, Int8Rows, Kv, Linear, Rope, Rotation, Rows, State, Table};
 pub use memory::DeviceBuffer;
 use memory::Returned;
 use ops::Plans;
@@ -135,6 +135,9 @@ pub struct Gpu<D: Driver> {
     /// token; 0 if there are no such layers.
     mixed: Option<DeviceBuffer>,
     mixed_len: usize,
+    /// Values that the kernels of a mixture of experts pass to each other, and the shape of all mixtures of a model.
+    mixture: Option<Mixture>,
+    mixes: Option<ExpertShape>,
     /// Bytes of device memory that were free after memory was last allocated for steps.
     free: usize,
     counts: Counts,
@@ -218,6 +221,8 @@ impl<D: Driver> Gpu<D> {
             computed,
             mixed: None,
             mixed_len: 0,
+            mixture: None,
+            mixes: None,
             free: 0,
             counts: Counts::default(),
             lost: None,

@@ -49,6 +49,9 @@ impl<D: Driver> Gpu<D> {
         if self.mixed_len > 0 {
             self.make_mixed(size.tokens)?;
         }
+        if let Some(shape) = self.mixes {
+            self.mixture = Some(self.make_mixture(size.tokens, shape)?);
+        }
         self.drawn = Some(self.alloc(DRAWN * size.logit_rows, "drawn tokens")?);
         self.free = self.driver.free_memory()?;
         Ok(())

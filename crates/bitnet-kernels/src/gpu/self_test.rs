@@ -12,12 +12,13 @@ use super::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D128_INT8,
         ATTENTION_R16_D256, ATTENTION_R16_D256_INT8, ATTENTION_R32_D256, ATTENTION_R32_D256_INT8,
         ATTENTION_R64_D128, ATTENTION_R64_D128_INT8, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16,
-        BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64,
+        BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, CHOOSE,
         COPY_BLOCK, DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
-        GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32,
-        GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, INT8_T8, INT8_T32, INT8_T64,
-        Kernel, NORM_ADD, NORM_HIDDEN, NORM_QUANTIZE, NORM_ROPE_STORE, NORM_ROPE_STORE_INT8, NORM_ROWS,
-        NORMED_ROWS_T1, NORMED_T1, PLANES, RESCORE, SAMPLE, SIGMOID_GATE,
+        EXPERTS_T8, EXPERTS_T32, EXPERTS_T64, GROUP_TOKENS, GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1,
+        GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8,
+        HEAD_T32, HEAD_T64, INT8_T8, INT8_T32, INT8_T64, Kernel, MIX, NORM_ADD, NORM_HIDDEN, NORM_QUANTIZE,
+        NORM_ROPE_STORE, NORM_ROPE_STORE_INT8, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1, PLANES, RESCORE, ROUTER,
+        SAMPLE, SIGMOID_GATE,
     },
     upload::Uploads,
 };
@@ -89,7 +90,13 @@ const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
 
 const CLAMPED: Gate = Gate::ClampedSilu { limit: 0.5 };
 
-static CHECKS: [Check; 59] = [
+/// More experts than a turn takes, and more tokens at one than a tile.
+const fn experts(n: usize, count: usize) -> Case {
+    let (group, gate, dtype) = (if n == 1 { 128 } else { 64 }, CLAMPED, DType::F32);
+    Case::Experts { n, hidden: 136, ffn: 72, count, used: 3, group, gate, dtype }
+}
+
+static CHECKS: [Check; 62] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2, grouping: Grouping::Row }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -151,6 +158,9 @@ static CHECKS: [Check; 59] = [
     (&[&HADAMARD], Case::RotatedHead { n: 3, width: 1024, vocab: 40, group: 128, block: 1024 }),
     (&[&DELTA_INPUTS, &DELTA_RULE, &DELTA_OUTPUTS], delta(2, 4, 20)),
     (&[&DELTA_RULE_D128], delta(1, 2, 128)),
+    (&[&ROUTER, &CHOOSE, &GROUP_TOKENS, &EXPERTS_T8, &MIX], experts(1, 40)),
+    (&[&EXPERTS_T32], experts(30, 8)),
+    (&[&EXPERTS_T64], experts(50, 5)),
     (&[&DENSE], Case::Dense { n: 3, width: 300, rows: 33, column: 3, dtype: DType::BF16 }),
 ];
 
@@ -193,7 +203,7 @@ impl<D: Driver> Gpu<D> {
         (self.head_input, self.head_width) = (None, 0);
         (self.shortlist, self.largest_copy, self.head) = (None, CopySize::default(), HeadCounts::default());
         self.send(self.computed.address(), &[0; 8])?;
-        (self.mixed, self.mixed_len) = (None, 0);
+        (self.mixed, self.mixed_len, self.mixture, self.mixes) = (None, 0, None, None);
         trusted().push(code);
         Ok(())
     }

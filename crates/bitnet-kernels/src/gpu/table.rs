@@ -176,6 +176,13 @@ kernels! {
     NORM_ROPE_STORE_INT8 = generated "sm80_norm_rope_store_s8": ["FFMA", "REDUX.MAX"];
     SIGMOID_GATE = generated "sm80_sigmoid_gate_bf16": ["MUFU.RCP"];
     DENSE = generated "sm80_dense_bf16": ["DFMA", "FFMA"];
+    ROUTER = generated "sm80_router_f32": ["DFMA", "FFMA"];
+    CHOOSE = generated "sm80_choose_f32": ["REDUX.MAX", "REDUX.MIN", "VOTE"];
+    GROUP_TOKENS = generated "sm80_group_tokens_u32": ["ATOMS", "SHFL.UP"];
+    EXPERTS_T8 = generated "sm80_experts_t8_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    EXPERTS_T32 = generated "sm80_experts_t32_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    EXPERTS_T64 = generated "sm80_experts_t64_w2a8": ["IMMA.16832.U8.S8", "LDSM.16.M88.4", "LDS.128", "LDGSTS.E.BYPASS", "FFMA"];
+    MIX = generated "sm80_mix_f32": ["FFMA", "LDG.E.128", "STG.E.128"];
     HADAMARD = generated "sm80_hadamard_f32": ["SHFL.BFLY", "LDG.E.128", "STG.E.128"];
     DELTA_INPUTS = generated "sm80_delta_inputs_f32": ["FFMA", "SHFL.BFLY", "MUFU.RSQ"];
     DELTA_RULE_D128 = generated "sm80_delta_rule_d128_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];

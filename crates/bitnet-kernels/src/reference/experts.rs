@@ -31,14 +31,15 @@ impl Experts {
         Ok(Experts { shape, router: router.clone(), gate: each(gate)?, up: each(up)?, down: each(down)? })
     }
 
-    /// Adds to a row what its experts compute from it.
-    pub(super) fn add_to(&self, norm: &Norm<Vec<f32>>, row: &mut [f32]) {
+    /// Adds to a row what its experts compute from it. `kept` rounds a gated value.
+    pub(super) fn add_to(&self, norm: &Norm<Vec<f32>>, row: &mut [f32], kept: impl Fn(f32) -> f32) {
         let mut x = row.to_vec();
         rms_norm(&mut x, norm);
         let mut sum = vec![0.0f32; row.len()];
         for (expert, weight) in self.route(&x) {
             let (gate, up) = (product(&x, &self.gate[expert]), product(&x, &self.up[expert]));
-            let h: Vec<f32> = gate.iter().zip(&up).map(|(&g, &u)| gated(self.shape.gate, g, u)).collect();
+            let h: Vec<f32> =
+                gate.iter().zip(&up).map(|(&g, &u)| kept(gated(self.shape.gate, g, u))).collect();
             for (sum, y) in sum.iter_mut().zip(product(&h, &self.down[expert])) {
                 *sum = fused(weight, y, *sum);
             }

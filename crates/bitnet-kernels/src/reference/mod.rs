@@ -646,7 +646,7 @@ impl Backend for Reference {
         x: &mut Rows,
     ) -> Result<(), KernelError> {
         for t in 0..n {
-            w.add_to(norm, x.row_mut(t));
+            w.add_to(norm, x.row_mut(t), |x| self.between(x));
         }
         Ok(())
     }

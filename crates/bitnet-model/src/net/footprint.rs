@@ -15,6 +15,8 @@ use crate::{
 
 /// Maximum number of launches of a layer in a step on a GPU.
 const LAYER_LAUNCHES: usize = 12;
+/// Launches that experts need in addition.
+const EXPERT_LAUNCHES: usize = 3;
 /// Maximum number of launches of a step outside its layers.
 const STEP_LAUNCHES: usize = 16;
 
@@ -103,7 +105,8 @@ impl<'a, B: Footprint> ModelFootprint<'a, B> {
 
     /// Maximum number of launches of a step on a GPU.
     pub fn max_launches(&self) -> usize {
-        LAYER_LAUNCHES * self.spec.layers + STEP_LAUNCHES
+        let experts = if self.spec.experts.is_some() { EXPERT_LAUNCHES } else { 0 };
+        (LAYER_LAUNCHES + experts) * self.spec.layers + STEP_LAUNCHES
     }
 }
 

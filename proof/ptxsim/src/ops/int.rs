@@ -44,6 +44,7 @@ pub(crate) fn plain(name: &str, ty: Type) -> Option<Shape> {
         ("shr", U32) => to(U32, &[U32, U32], lanes!(|a: u32, n: u32| a.checked_shr(n).unwrap_or(0))),
         ("shr", S32) => to(S32, &[S32, U32], lanes!(|a: i32, n: u32| a >> n.min(31))),
         ("shr", U64) => to(U64, &[U64, U32], lanes!(|a: u64, n: u32| a.checked_shr(n).unwrap_or(0))),
+        ("popc", B32) => to(U32, &[B32], lanes!(|a: u32| a.count_ones())),
         ("clz", B32) => to(U32, &[B32], lanes!(|a: u32| a.leading_zeros())),
         ("brev", B32) => all(1, lanes!(|a: u32| a.reverse_bits())),
         ("bfe", U32) => to(U32, &[U32, U32, U32], lanes!(|a: u32, at: u32, len: u32| extract(a, at, len))),

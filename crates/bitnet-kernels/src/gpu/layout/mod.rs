@@ -5,6 +5,7 @@ mod cache;
 mod convert;
 mod delta;
 mod dense;
+mod experts;
 mod head_copy;
 mod int8;
 mod int8_rows;
@@ -18,6 +19,8 @@ pub(super) use convert::Converter;
 pub use delta::{Delta, State};
 pub use dense::{Dense, Gain, Table};
 pub(super) use dense::{HeadCopy, dense_bytes, gain_bytes};
+pub use experts::Experts;
+pub(super) use experts::{Mixture, expert_bytes, mixture_bytes, most_tiles};
 pub(super) use head_copy::{
     CopySize, ShortlistBuffers, copy_bytes, copy_size, panels, rescore_bytes, shortlist_bytes,
 };
@@ -28,4 +31,4 @@ pub use rotation::Rotation;
 pub use rows::Rows;
 pub(super) use rows::rows_bytes;
 pub use ternary::Linear;
-pub(super) use ternary::{Scales, linear_bytes};
+pub(super) use ternary::{ROW_PADDING, Scales, linear_bytes};

@@ -17,7 +17,7 @@ pub(super) const TILE_ROWS: usize = 16;
 /// Bytes of a tile's codes: 16 rows x 128 codes of 2 bits.
 const TILE_BYTES: usize = TILE_ROWS * K_TILE / 4;
 /// Rows are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
-pub(super) const ROW_PADDING: usize = 128;
+pub(in crate::gpu) const ROW_PADDING: usize = 128;
 
 /// A matrix of int8 (`int8.rs`), or a ternary matrix in layout T2F: codes (the value + 1) in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as
 /// the matrix unit takes them. Each lane of a warp owns 16 bytes of a tile: word `j` has columns `32 j ..`, and `(word
@@ -72,7 +72,7 @@ fn tile_bytes(group: Option<usize>) -> usize {
 }
 
 /// Returns the row at `place` in a matrix of `rows` rows; `None` for padding.
-pub(super) fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
+pub(in crate::gpu) fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     let pair = place / TILE_ROWS * 8 + place % 8;
     let second = place % TILE_ROWS / 8;
     let row = match order {
@@ -93,24 +93,25 @@ pub(super) fn check(order: RowOrder, rows: usize) {
     }
 }
 
+/// Finds the row at a place: its matrix and its number there; `None` for padding.
+type RowAt<'a, 'w> = &'a (dyn Fn(usize) -> Option<(&'w TernaryTensor, usize)> + Sync);
+
 /// A matrix that is packed into tiles.
-struct Tiles<'a> {
-    weights: &'a TernaryTensor,
-    order: RowOrder,
-    /// Bytes of a tile.
-    bytes: usize,
+struct Tiles<'a, 'w> {
+    row: RowAt<'a, 'w>,
+    group: Option<usize>,
 }
 
-impl Tiles<'_> {
+impl Tiles<'_, '_> {
     /// Writes a row of tiles: all columns of 16 rows. The codes of padding may have any value: activations are zero
     /// there, and outputs of padding rows are not stored.
     fn write(&self, row_tile: usize, out: &mut [u8]) {
-        let rows: [Option<usize>; TILE_ROWS] =
-            array::from_fn(|i| row_at(self.order, self.weights.rows(), row_tile * TILE_ROWS + i));
-        let codes = rows.map(|row| row.map_or(&[][..], |row| self.weights.row_codes(row)));
-        let scales = rows.map(|row| row.map_or(&[][..], |row| self.weights.group_scales(row)));
-        let groups = self.weights.group().map_or(0, |group| K_TILE / group);
-        for (tile, out) in out.chunks_exact_mut(self.bytes).enumerate() {
+        let rows: [Option<(&TernaryTensor, usize)>; TILE_ROWS] =
+            array::from_fn(|i| (self.row)(row_tile * TILE_ROWS + i));
+        let codes = rows.map(|row| row.map_or(&[][..], |(weights, row)| weights.row_codes(row)));
+        let scales = rows.map(|row| row.map_or(&[][..], |(weights, row)| weights.group_scales(row)));
+        let groups = self.group.map_or(0, |group| K_TILE / group);
+        for (tile, out) in out.chunks_exact_mut(tile_bytes(self.group)).enumerate() {
             let (out, scales_out) = out.split_at_mut(TILE_BYTES);
             for (g, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
                 pack_pair([&columns(codes[g], tile), &columns(codes[g + 8], tile)], out);
@@ -173,10 +174,8 @@ impl<D: Driver> Gpu<D> {
         let (rows, cols) = (weights.rows(), weights.cols());
         check(order, rows);
         let padded = rows.next_multiple_of(ROW_PADDING);
-        let tiles = Tiles { weights, order, bytes: tile_bytes(weights.group()) };
-        let codes = self.alloc(linear_bytes(rows, cols, weights.group())[0], "ternary weights")?;
-        let row_bytes = cols.div_ceil(K_TILE) * tiles.bytes;
-        self.convert(codes.address(), padded / TILE_ROWS, row_bytes, &|row, out| tiles.write(row, out))?;
+        let find = |place| Some((weights, row_at(order, rows, place)?));
+        let codes = self.pack([padded, cols], weights.group(), &find)?;
         let scales = match weights.scales() {
             TernaryScales::Rows(_) => {
                 let row_scale = |place| weights.row_scale(row_at(order, rows, place)?);
@@ -186,5 +185,19 @@ impl<D: Driver> Gpu<D> {
             TernaryScales::Groups { width, .. } => Scales::Groups(*width),
         };
         Ok(Linear { rows, cols, order, codes, scales })
+    }
+
+    /// Packs rows, with their scales for groups, into tiles; there are as many as whole tiles have.
+    pub(in crate::gpu) fn pack(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        group: Option<usize>,
+        row: RowAt<'_, '_>,
+    ) -> Result<DeviceBuffer, GpuError> {
+        let tiles = Tiles { row, group };
+        let codes = self.alloc(linear_bytes(rows, cols, group)[0], "ternary weights")?;
+        let row_bytes = cols.div_ceil(K_TILE) * tile_bytes(group);
+        self.convert(codes.address(), rows / TILE_ROWS, row_bytes, &|row, out| tiles.write(row, out))?;
+        Ok(codes)
     }
 }

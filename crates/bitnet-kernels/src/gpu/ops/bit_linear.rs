@@ -157,7 +157,7 @@ enum Epilogue {
 }
 
 /// Where the sums go.
-enum Sink<'a> {
+pub(super) enum Sink<'a> {
     Rows {
         out: &'a mut Rows,
         column: usize,
@@ -182,7 +182,7 @@ enum Sink<'a> {
 }
 
 /// Arguments of the kernels that describe a sink.
-struct Target<'a> {
+pub(super) struct Target<'a> {
     mode: Epilogue,
     out: &'a Rows,
     column: usize,
@@ -198,7 +198,7 @@ struct Target<'a> {
 }
 
 impl Sink<'_> {
-    fn target(&self) -> Target<'_> {
+    pub(super) fn target(&self) -> Target<'_> {
         let (Sink::Rows { out, .. }
         | Sink::Gate { out, .. }
         | Sink::Heads { out, .. }
@@ -242,6 +242,50 @@ impl Sink<'_> {
             }
         }
     }
+}
+
+/// The arguments that all products have: of `n` tokens, with `tiles` tiles of features in a split, addresses of parts and
+/// tickets, and the address of scales or the width of groups.
+pub(super) fn arguments(
+    x: &Int8Rows,
+    w: &Linear,
+    to: &Target<'_>,
+    [n, tiles]: [usize; 2],
+    [parts, tickets]: [u64; 2],
+    (scales, group): (u64, usize),
+) -> [Arg; 27] {
+    let heads = (w.rows / to.head_dim).saturating_sub(2 * to.kv_heads);
+    let [cos, sin, positions, slots, keys, values] = to.addresses.map(Arg::u64);
+    let size = |size: usize| Arg::u32(size as u32);
+    [
+        Arg::u64(w.codes.address()),
+        Arg::u64(scales),
+        Arg::u64(x.values.address()),
+        Arg::u64(x.scales.address()),
+        Arg::u64(to.out.address()),
+        Arg::u64(parts),
+        Arg::u64(tickets),
+        cos,
+        sin,
+        positions,
+        slots,
+        keys,
+        values,
+        size(to.mode as usize),
+        size(n),
+        size(w.rows / to.rows),
+        size(w.k_tiles()),
+        size(tiles),
+        size(x.atoms),
+        size(to.out.stride),
+        size(to.column),
+        size(heads),
+        size(to.kv_heads),
+        size(to.head_dim / 2),
+        size(to.kv_stride),
+        size(group),
+        Arg::f32(to.factor),
+    ]
 }
 
 impl<D: Driver> Gpu<D> {
@@ -355,46 +399,12 @@ impl<D: Driver> Gpu<D> {
             tile = normed;
         }
         let blocks = tile.blocks(shape);
-        let heads = (w.rows / to.head_dim).saturating_sub(2 * to.kv_heads);
-        let [cos, sin, positions, slots, keys, values] = to.addresses.map(Arg::u64);
-        let size = |size: usize| Arg::u32(size as u32);
-        let [row, gain, width, wide, eps, reciprocal] =
-            norm.as_ref().map_or([Arg::u64(0); 6], |norm| norm.args);
-        let args = [
-            row,
-            gain,
-            width,
-            wide,
-            eps,
-            reciprocal,
-            Arg::u64(w.codes.address()),
-            Arg::u64(scales),
-            Arg::u64(x.values.address()),
-            Arg::u64(x.scales.address()),
-            Arg::u64(to.out.address()),
-            Arg::u64(self.parts.address()),
-            Arg::u64(self.tickets.address()),
-            cos,
-            sin,
-            positions,
-            slots,
-            keys,
-            values,
-            size(to.mode as usize),
-            size(n),
-            size(w.rows / to.rows),
-            size(w.k_tiles()),
-            size(split_tiles),
-            size(x.atoms),
-            size(to.out.stride),
-            size(to.column),
-            size(heads),
-            size(to.kv_heads),
-            size(to.head_dim / 2),
-            size(to.kv_stride),
-            size(group),
-            Arg::f32(to.factor),
-        ];
+        let split = [self.parts.address(), self.tickets.address()];
+        let mut args = [Arg::u64(0); 33];
+        if let Some(norm) = &norm {
+            args[..6].copy_from_slice(&norm.args);
+        }
+        args[6..].copy_from_slice(&arguments(x, w, &to, [n, split_tiles], split, (scales, group)));
         let shared = shared_bytes(tile, w.k_tiles(), group);
         let args = if norm.is_some() { &args[..] } else { &args[6..] };
         self.launch(tile.kernel, [blocks[0], blocks[1], splits], shared, args)

@@ -5,6 +5,7 @@ mod bit_linear;
 mod copy_block;
 mod dense;
 mod embed;
+mod experts;
 mod gated_delta;
 mod head;
 mod logits;

@@ -79,12 +79,13 @@ fn decode(simulator: Simulator, heads: Heads) -> Result<Vec<u32>, GpuError> {
 }
 
 /// All mutants.
-const TEXTS: [&str; 13] = [
+const TEXTS: [&str; 14] = [
     include_str!("mutants/attention.txt"),
     include_str!("mutants/attention_int8.txt"),
     include_str!("mutants/bitlinear.txt"),
     include_str!("mutants/delta.txt"),
     include_str!("mutants/draw.txt"),
+    include_str!("mutants/experts.txt"),
     include_str!("mutants/grouped.txt"),
     include_str!("mutants/grouped_one_token.txt"),
     include_str!("mutants/head.txt"),
@@ -152,6 +153,7 @@ impl Mutant {
             ("delta_again", []) => small::delta_again(simulator),
             ("dense_product", []) => small::dense_product(simulator),
             ("drawn", []) => small::drawn(simulator),
+            ("experts", &[n, count]) => small::experts(simulator, n, count),
             ("embedded", []) => small::embedded(simulator),
             ("embedded_rotated", []) => small::embedded_rotated(simulator),
             ("embedded_ternary", []) => small::embedded_ternary(simulator),

@@ -1,8 +1,8 @@
 //! Small launches of every kernel that works on rows, for the mutants. Each returns all values that it computed.
 
 use bitnet_kernels::{
-    Backend, DeltaShape, DeltaWeights, Gate, Grouping, Int8Matrix, KernelError, KvShape, KvType, Norm,
-    Rotate, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
+    Backend, DeltaShape, DeltaWeights, ExpertShape, ExpertWeights, Gate, Grouping, Int8Matrix, KernelError,
+    KvShape, KvType, Norm, Rotate, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
     gpu::{Gain, Gpu, GpuError, Int8Rows, Rotation, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
@@ -405,6 +405,35 @@ pub fn clamped(simulator: Simulator) -> Bits {
 
 pub fn gelu(simulator: Simulator) -> Bits {
     gated(simulator, Gate::Gelu)
+}
+
+/// A mixture of experts, of which every second has the row of the one before in the router, twice: of different rows, then of
+/// equal ones, which meet fewer experts.
+pub fn experts(simulator: Simulator, n: usize, count: usize) -> Bits {
+    let (used, hidden, ffn) = (3, 136, 72);
+    let shape = ExpertShape { count, used, hidden, ffn, gate: Gate::ClampedSilu { limit: 2.0 } };
+    let mut gpu = Gpu::new(simulator)?;
+    let rows = noise(count.div_ceil(2) * hidden, 1);
+    let twice: Vec<f32> = rows.chunks_exact(hidden).flat_map(|row| [row, row].concat()).collect();
+    let router = BitNetTensor::from_f32([count, hidden], &twice[..count * hidden]).expect("a router");
+    let of = |rows: usize, cols: usize| grouped_weights(count * rows, cols, 64).into();
+    let (gate, up, down) =
+        (of(ffn, hidden), grouped_weights(count * ffn, hidden, 128).into(), of(hidden, ffn));
+    let weights = ExpertWeights { router: &router, gate, up, down };
+    let experts = match Backend::experts(&mut gpu, shape, weights) {
+        Err(KernelError::Gpu(error)) => return Err(error),
+        packed => packed.expect("experts"),
+    };
+    let norm = norm(&mut gpu, hidden, 0.11)?;
+    let mut x = gpu.rows(n, hidden, RowsKind::Residual)?;
+    let values = noise(n * hidden, 2);
+    let mut all = Vec::new();
+    for values in [values.clone(), values[..hidden].repeat(n)] {
+        gpu.write_rows(&mut x, &values)?;
+        gpu.mix_experts(n, &norm, &experts, &mut x)?;
+        all.extend(bits(&gpu.read_rows(&x, n)?));
+    }
+    Ok(all)
 }
 
 /// Norms of bf16 rows, wider than what a thread holds, added to the residual.
