@@ -158,8 +158,7 @@ impl<'a> Drafting<'a> {
     /// draws the token in its place: if the drafter were the model, it would be the same. Returns it unless the run
     /// takes no more.
     ///
-    /// The first draft keeps to the constraint of the request. Later ones do not, because it would have to read tokens
-    /// that may be rejected.
+    /// No draft follows one that ends the text.
     pub fn draw(&mut self, at: usize, logits: &Logits, row: usize) -> Option<u32> {
         let token = match logits.drawn(row) {
             Some(Drawn::Token(token)) => token,
@@ -213,7 +212,10 @@ impl<'a> Drafting<'a> {
         text.extend_from_slice(&self.drafts[at * self.deepest..][..made]);
         banned.clear();
         banned.extend(bans(s, text.len(), scheduler.eos()));
-        let constraint = s.request.constraint.as_ref().filter(|_| made == 0);
+        if text[len..].last().is_some_and(|&draft| scheduler.ends(s, draft)) {
+            return None;
+        }
+        let constraint = s.request.constraint.as_ref();
         if let Some(constraint) = constraint {
             self.allowed.clear();
             constraint.allow(s.id.choice, &text[s.prompt_len()..], self.allowed).ok()?;
