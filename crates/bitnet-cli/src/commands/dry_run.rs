@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bitnet::{
     kernels::{
-        DeltaShape, conformance,
+        DeltaShape, KvType, conformance,
         gpu::{Gpu, GpuError, table::KERNELS, tilings},
     },
     model::{Checkpoint, Grouped, Hybrid, ModelSpec, Synthetic},
@@ -132,9 +132,10 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
 }
 
 /// Measures the operations of a model on a GPU that does nothing, with the product's tile for each number of tokens,
-/// and returns each row's operation and kernels. Its blocks have `shared` bytes of shared memory.
-fn operations(spec: ModelSpec, shared: u32) -> Vec<(&'static str, Vec<&'static str>)> {
-    let mut gpu = Gpu::new(Null::with(|info| (info.tiles_by_size, info.shared) = (true, shared))).unwrap();
+/// and returns each row's operation and kernels. Its blocks have `shared` bytes of shared memory; its cache has this type.
+fn operations(spec: ModelSpec, shared: u32, kv: KvType) -> Vec<(&'static str, Vec<&'static str>)> {
+    let null = Null::with(|info| (info.tiles_by_size, info.shared) = (true, shared));
+    let mut gpu = Gpu::new(null).unwrap().keeping(kv);
     let checkpoint = Checkpoint::synthetic("tiny", Synthetic::of(spec));
     let sizes = Sizes {
         tuned: &[],
@@ -175,9 +176,20 @@ fn a_bench_measures_every_kernel_and_the_products_with_every_tile() {
         (named("hybrid-tiny-rotated"), "grouped", &recurrent),
         (wide(named("hybrid-tiny")), "grouped", &recurrent),
     ];
-    let mut measured = operations(named("tiny"), 99 << 10);
+    let mut measured = operations(named("tiny"), 99 << 10, KvType::Bf16);
+    let without_windows = |name| ModelSpec { windows: None, ..named(name) };
+    for spec in [
+        without_windows("maple-tiny"),
+        without_windows("embedding-gemma-tiny"),
+        ModelSpec { draft_head: true, ..named("hybrid-tiny") },
+    ] {
+        measured.extend(operations(spec, 227 << 10, KvType::Bf16));
+    }
+    for spec in [named("tiny"), wide(named("hybrid-tiny"))] {
+        measured.extend(operations(spec, 227 << 10, KvType::Int8));
+    }
     for (spec, product, operations_of_it) in models {
-        let rows = operations(spec, 227 << 10);
+        let rows = operations(spec, 227 << 10, KvType::Bf16);
         for tile in ["t1", "t8", "t16", "t32", "t64", "t128"] {
             let kernel = format!("sm80_{product}_{tile}_w2a8");
             for operation in operations_of_it {

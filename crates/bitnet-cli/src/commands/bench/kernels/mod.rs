@@ -4,6 +4,7 @@
 //! Products do with their sums what the model does: add them to the residual, gate them, or rotate and store them.
 //! Weights are cold, as in a step: enough copies of each matrix take turns to exceed any cache.
 
+mod draft_head;
 mod ends;
 mod mixers;
 mod products;
@@ -104,6 +105,9 @@ pub fn measure<B: Footprint + Inspect>(
         kernels.experts(experts, sizes.steps)?;
     }
     kernels.rows_of_layers(sizes.steps)?;
+    if spec.draft_head {
+        kernels.draft_head(sizes.steps)?;
+    }
     if let Some(delta) = spec.delta() {
         for &batch in sizes.batches {
             kernels.delta("delta rule", delta, batch, 1)?;

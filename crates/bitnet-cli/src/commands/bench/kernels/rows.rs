@@ -31,6 +31,9 @@ impl<B: Inspect> Kernels<'_, B> {
             if spec.hybrid.as_ref().is_some_and(|hybrid| hybrid.float_alpha_beta) {
                 self.decays_and_rates(n)?;
             }
+            if spec.post_norms {
+                self.norm_add(n)?;
+            }
             if spec.rotation.is_some() {
                 self.transform(n, spec.hidden)?;
                 self.transform(n, spec.ffn)?;
@@ -132,6 +135,24 @@ impl<B: Inspect> Kernels<'_, B> {
             peak: self.bounds.floats,
         };
         self.time(work, RUNS, |b, _| b.norm_rope_store(step, heads, &rope, norms, &mut qkv, &mut kv))
+    }
+
+    fn norm_add(&mut self, n: usize) -> Result<(), CliError> {
+        let hidden = self.spec.hidden;
+        let x = self.filled(n, hidden, RowsKind::Intermediate)?;
+        let mut residual = self.filled(n, hidden, RowsKind::Residual)?;
+        let norm = self.norm(hidden)?;
+        let work = Work {
+            operation: "norm and add",
+            shape: hidden.to_string(),
+            tokens: n,
+            // The residual is read and written.
+            bytes: n * hidden * (self.float + 2 * size_of::<f32>()) + size_of::<f32>() * hidden,
+            // As for a norm, and the sum.
+            operations: 5 * n * hidden,
+            peak: self.bounds.floats,
+        };
+        self.time(work, RUNS, |b, _| b.norm_add(n, &x, &norm, &mut residual))
     }
 
     fn output_gate(&mut self, n: usize) -> Result<(), CliError> {
