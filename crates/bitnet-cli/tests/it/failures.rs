@@ -27,7 +27,7 @@ fn wrong_usage_is_reported_in_one_line_with_exit_code_2() {
     fails(2, "run synthetic:tiny --ids 1 --threads 1025", &["--threads", "1..=1024"]);
     fails(2, "run synthetic:tiny --ids 1 --isa mmx", &["'mmx'", "--isa", "scalar"]);
     fails(2, "run synthetic:tiny --ids 1 --kv int4", &["int4", "f32, f16, bf16, int8"]);
-    fails(2, "run synthetic:tiny --ids 1 --kv int8 --device cuda", &["--kv", "bf16", "not in int8"]);
+    fails(2, "run synthetic:tiny --ids 1 --kv f16 --device cuda", &["--kv", "bf16 or int8", "not in f16"]);
     fails(2, "run synthetic:tiny --ids 1 --device tpu", &["tpu", "cpu"]);
     fails(2, "run synthetic:tiny --ids 1 --device cuda:x", &["cuda:x", "cuda:N"]);
     fails(2, "run synthetic:tiny --ids 1 --memory lots", &["lots", "4GiB"]);
