@@ -163,8 +163,12 @@ impl<D: Driver> Gpu<D> {
         let mut state = RecordingState::of(info);
         loop {
             let tried = state.how;
-            let mut gpu = Self::load(driver, state)?;
+            // The cases of the kernels run one by one, so that only the trial of recordings after them meets a driver that
+            // fails at these.
+            let unrecorded = RecordingState { how: Recorded::Never, ..state.clone() };
+            let mut gpu = Self::load(driver, unrecorded)?;
             gpu.self_test()?;
+            gpu.queue.recordings.state = state;
             match gpu.try_recordings() {
                 Ok(()) => return gpu.ready(),
                 Err(failure @ GpuError::Failed { .. }) if tried != Recorded::Never => {
