@@ -214,10 +214,17 @@ unsafe fn dot_plane<L: Lanes, const R: usize, const T: usize, const PLANE: usize
 }
 
 /// Returns `p`, and hides from the compiler that it points to what was read before, so that it is read again.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read or written")]
 fn unknown(mut p: *const u8) -> *const u8 {
     // SAFETY: no instruction is executed.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
+    p
+}
+
+/// Returns `p`: other processors have no tile that needs more, and some no stable `asm`.
+#[cfg(not(target_arch = "x86_64"))]
+fn unknown(p: *const u8) -> *const u8 {
     p
 }
