@@ -4,7 +4,7 @@
 use bitnet::kernels::{Inspect, Int8Matrix, RowOrder, RowsKind};
 use bitnet::tensor::BitNetTensor;
 
-use super::{Kernels, RUNS, Work, values};
+use super::{Kernels, Work, values};
 use crate::error::CliError;
 
 impl<B: Inspect> Kernels<'_, B> {
@@ -19,24 +19,11 @@ impl<B: Inspect> Kernels<'_, B> {
             self.backend.linear(matrix, RowOrder::Plain)
         });
         let copies = copies.collect::<Result<Vec<_>, _>>()?;
-        let norm = self.norm(hidden)?;
         for &n in steps {
-            let rows: Vec<usize> = (0..n).collect();
-            let mut states = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
-            self.backend.write(&mut states, &values(n * hidden))?;
-            let mut normed = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
-            let work = Work {
-                operation: "norm of hidden states",
-                shape: hidden.to_string(),
-                tokens: n,
-                bytes: 2 * n * hidden * self.float + size_of::<f32>() * hidden,
-                // The square, its sum and two products.
-                operations: 4 * n * hidden,
-                peak: self.bounds.floats,
-            };
-            self.time(work, RUNS, |b, _| b.norm_rows(&rows, &states, &norm, &mut normed))?;
+            self.norm_rows("norm of hidden states", n, RowsKind::Intermediate)?;
+            let states = self.filled(n, hidden, RowsKind::Intermediate)?;
             let mut x = self.backend.int8_rows(n, hidden, self.grouping)?;
-            self.backend.norm_quantize(n, &normed, [None, None], None, &mut x)?;
+            self.backend.norm_quantize(n, &states, [None, None], None, &mut x)?;
             let mut out = self.backend.rows(n, hidden, RowsKind::Residual)?;
             let work = Work {
                 operation: "head's input",

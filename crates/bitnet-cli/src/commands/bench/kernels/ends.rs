@@ -41,7 +41,7 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         }
         self.backend.prepare_shortlist(&mut table, None)?;
         for &n in sizes.batches {
-            self.last_norm(n)?;
+            self.norm_rows("last norm", n, RowsKind::Residual)?;
             self.heads(&table, n)?;
             self.draws(n)?;
         }
@@ -84,24 +84,6 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
             self.time(work, RUNS, |b, _| b.embed(table, &tokens, 1.0, &mut out))?;
         }
         Ok(())
-    }
-
-    fn last_norm(&mut self, n: usize) -> Result<(), CliError> {
-        let hidden = self.spec.hidden;
-        let (rows, norm): (Vec<usize>, _) = ((0..n).collect(), self.norm(hidden)?);
-        let mut x = self.backend.rows(n, hidden, RowsKind::Residual)?;
-        self.backend.write(&mut x, &values(n * hidden))?;
-        let mut out = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
-        let work = Work {
-            operation: "last norm",
-            shape: hidden.to_string(),
-            tokens: n,
-            bytes: n * hidden * (size_of::<f32>() + self.float) + size_of::<f32>() * hidden,
-            // The square, its sum and two products.
-            operations: 4 * n * hidden,
-            peak: self.bounds.floats,
-        };
-        self.time(work, RUNS, |b, _| b.norm_rows(&rows, &x, &norm, &mut out))
     }
 
     /// Measures the output head with the choice of the most likely token and, unless it is ternary, with all logits.

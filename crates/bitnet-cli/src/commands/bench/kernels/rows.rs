@@ -43,7 +43,7 @@ impl<B: Inspect> Kernels<'_, B> {
     }
 
     /// Rows of the residual, or of what operations pass to each other.
-    fn filled(&mut self, n: usize, width: usize, kind: RowsKind) -> Result<B::Rows, CliError> {
+    pub(super) fn filled(&mut self, n: usize, width: usize, kind: RowsKind) -> Result<B::Rows, CliError> {
         let mut rows = self.backend.rows(n, width, kind)?;
         self.backend.write(&mut rows, &values(n * width))?;
         Ok(rows)
@@ -135,6 +135,30 @@ impl<B: Inspect> Kernels<'_, B> {
             peak: self.bounds.floats,
         };
         self.time(work, RUNS, |b, _| b.norm_rope_store(step, heads, &rope, norms, &mut qkv, &mut kv))
+    }
+
+    /// Measures a norm of rows of this kind, whose result is passed on.
+    pub(super) fn norm_rows(
+        &mut self,
+        operation: &'static str,
+        n: usize,
+        kind: RowsKind,
+    ) -> Result<(), CliError> {
+        let hidden = self.spec.hidden;
+        let rows: Vec<usize> = (0..n).collect();
+        let x = self.filled(n, hidden, kind)?;
+        let norm = self.norm(hidden)?;
+        let mut out = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
+        let work = Work {
+            operation,
+            shape: hidden.to_string(),
+            tokens: n,
+            bytes: n * hidden * (self.bytes_of(kind) + self.float) + size_of::<f32>() * hidden,
+            // The square, its sum and two products.
+            operations: 4 * n * hidden,
+            peak: self.bounds.floats,
+        };
+        self.time(work, RUNS, |b, _| b.norm_rows(&rows, &x, &norm, &mut out))
     }
 
     fn norm_add(&mut self, n: usize) -> Result<(), CliError> {
