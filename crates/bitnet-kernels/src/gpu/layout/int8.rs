@@ -11,7 +11,7 @@ use crate::{
         Driver, Gpu, GpuError, Linear,
         layout::{
             K_TILE,
-            ternary::{ROW_PADDING, Scales, TILE_ROWS, check, row_at},
+            ternary::{Scales, TILE_ROWS, check, row_at, row_tiles},
         },
     },
 };
@@ -25,7 +25,7 @@ const TILE_BYTES: usize = BLOCKS * (BLOCK_BYTES + 2 * TILE_ROWS);
 
 /// Bytes of a matrix of int8.
 pub(in crate::gpu) fn int8_linear_bytes(rows: usize, cols: usize) -> usize {
-    rows.next_multiple_of(ROW_PADDING) / TILE_ROWS * cols.div_ceil(K_TILE) * TILE_BYTES
+    row_tiles(rows) * cols.div_ceil(K_TILE) * TILE_BYTES
 }
 
 /// Writes a tile: for each block of 32 columns the codes as operand A of `mma.m16n8k32`, 16 bytes for each lane `4g + q` of a
@@ -63,13 +63,17 @@ impl<D: Driver> Gpu<D> {
         let (rows, cols) = (weights.rows(), weights.cols());
         check(order, rows);
         let codes = self.alloc(int8_linear_bytes(rows, cols), "int8 weights")?;
-        let row_tiles = rows.next_multiple_of(ROW_PADDING) / TILE_ROWS;
-        self.convert(codes.address(), row_tiles, cols.div_ceil(K_TILE) * TILE_BYTES, &|row_tile, out| {
-            let rows = array::from_fn(|i| row_at(order, rows, row_tile * TILE_ROWS + i));
-            for (tile, out) in out.chunks_exact_mut(TILE_BYTES).enumerate() {
-                write_tile(weights, &rows, tile, out);
-            }
-        })?;
+        self.convert(
+            codes.address(),
+            row_tiles(rows),
+            cols.div_ceil(K_TILE) * TILE_BYTES,
+            &|row_tile, out| {
+                let rows = array::from_fn(|i| row_at(order, rows, row_tile * TILE_ROWS + i));
+                for (tile, out) in out.chunks_exact_mut(TILE_BYTES).enumerate() {
+                    write_tile(weights, &rows, tile, out);
+                }
+            },
+        )?;
         Ok(Linear { rows, cols, order, codes, scales: Scales::Blocks })
     }
 }

@@ -31,4 +31,4 @@ pub use rotation::Rotation;
 pub use rows::Rows;
 pub(super) use rows::rows_bytes;
 pub use ternary::Linear;
-pub(super) use ternary::{ROW_PADDING, Scales, linear_bytes};
+pub(super) use ternary::{Scales, linear_bytes};

@@ -17,7 +17,7 @@ pub(super) const TILE_ROWS: usize = 16;
 /// Bytes of a tile's codes: 16 rows x 128 codes of 2 bits.
 const TILE_BYTES: usize = TILE_ROWS * K_TILE / 4;
 /// Rows are padded to a multiple of the largest tile of a kernel, so that no tile reaches past the buffer.
-pub(in crate::gpu) const ROW_PADDING: usize = 128;
+pub(super) const ROW_PADDING: usize = 128;
 
 /// A matrix of int8 (`int8.rs`), or a ternary matrix in layout T2F: codes (the value + 1) in tiles of 16 rows x 128 columns, `[row tile][k tile]`, as
 /// the matrix unit takes them. Each lane of a warp owns 16 bytes of a tile: word `j` has columns `32 j ..`, and `(word
@@ -52,7 +52,17 @@ pub(in crate::gpu) enum Scales {
     Blocks,
 }
 
+/// Number of tiles along the rows of a matrix, with its padding.
+pub(super) fn row_tiles(rows: usize) -> usize {
+    rows.next_multiple_of(ROW_PADDING) / TILE_ROWS
+}
+
 impl Linear {
+    /// Number of tiles along the rows.
+    pub(in crate::gpu) fn row_tiles(&self) -> usize {
+        row_tiles(self.rows)
+    }
+
     /// Number of tiles along the columns.
     pub(in crate::gpu) fn k_tiles(&self) -> usize {
         self.cols.div_ceil(K_TILE)
@@ -72,7 +82,7 @@ fn tile_bytes(group: Option<usize>) -> usize {
 }
 
 /// Returns the row at `place` in a matrix of `rows` rows; `None` for padding.
-pub(in crate::gpu) fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
+pub(super) fn row_at(order: RowOrder, rows: usize, place: usize) -> Option<usize> {
     let pair = place / TILE_ROWS * 8 + place % 8;
     let second = place % TILE_ROWS / 8;
     let row = match order {

@@ -5,7 +5,7 @@ use crate::{
     ExpertShape, Norm, RowsKind,
     gpu::{
         Arg, Driver, Experts, Gain, Gpu, GpuError, Int8Rows, Linear, Rows,
-        layout::{Mixture, ROW_PADDING, Scales, most_tiles},
+        layout::{Mixture, Scales, most_tiles},
         table::{CHOOSE, EXPERTS_T8, EXPERTS_T32, EXPERTS_T64, GROUP_TOKENS, MIX, ROUTER},
     },
 };
@@ -26,8 +26,6 @@ static TILES: [Tile; 3] = [
 const ROUTER_ROWS: usize = 16;
 /// Columns that a thread block of [`MIX`] takes.
 const MIX_COLUMNS: usize = 512;
-/// Rows of weights in a tile of codes.
-const TILE_ROWS: usize = 16;
 
 /// Chooses the tile that takes twice the mean number of tokens of an expert: experts are met unevenly, and each tile reads
 /// the weights of its expert.
@@ -169,10 +167,10 @@ impl<D: Driver> Gpu<D> {
         to: Sink<'_>,
     ) -> Result<(), GpuError> {
         let Scales::Groups(group) = w.scales else { panic!("experts have scales for groups of columns") };
-        let row_tiles = w.rows.next_multiple_of(ROW_PADDING) / TILE_ROWS;
         let common = arguments(x, w, &to.target(), [places, w.k_tiles()], [0; 2], (0, group));
         let mut args = [Arg::u64(0); 31];
-        let own = [Arg::u64(lists[0]), Arg::u64(lists[1]), Arg::u32(used as u32), Arg::u32(row_tiles as u32)];
+        let own =
+            [Arg::u64(lists[0]), Arg::u64(lists[1]), Arg::u32(used as u32), Arg::u32(w.row_tiles() as u32)];
         args[..4].copy_from_slice(&own);
         args[4..].copy_from_slice(&common);
         let blocks = [w.rows.div_ceil(tile.rows), most_tiles(places, count, tile.tokens), 1];
