@@ -75,8 +75,8 @@ impl<'a> Machine<'a, Cuda> {
 impl<D: Driver + 'static> Machine<'_, D> {
     /// Opens a GPU and loads its kernels, for the type of cache that the flags name.
     pub fn gpu(&self, index: usize) -> Result<Gpu<D>, Error> {
-        let keep = load::keeping(self.common.kv)?;
-        Ok(keep((self.open)(index).and_then(Gpu::new)?))
+        let kv = load::gpu_cache(self.common.kv)?;
+        Ok((self.open)(index).and_then(Gpu::new)?.keeping(kv))
     }
 
     /// Opens the first GPU that can be used, with its number; otherwise says why none can.

@@ -324,7 +324,7 @@ fn on_gpu<D: Driver + 'static>(
     want: Want,
     progress: Progress<'_>,
 ) -> Result<Loaded, Error> {
-    let keep = keeping(machine.kv)?;
+    let kv = gpu_cache(machine.kv)?;
     let mut gpu = open(index).and_then(Gpu::new)?;
     let used = UsedGpu { index, recordings: gpu.recordings().clone() };
     let available = gpu.driver().free_memory()?;
@@ -332,21 +332,19 @@ fn on_gpu<D: Driver + 'static>(
     let mut first = Some(gpu);
     let backend = || {
         let gpu = first.take().map_or_else(|| open(index).and_then(Gpu::new), Ok)?;
-        let gpu = keep(gpu.converting_on(machine.threads()));
+        let gpu = gpu.converting_on(machine.threads()).keeping(kv);
         Ok(if want.all_logits { gpu.for_all_logits() } else { gpu })
     };
     Ok(Loaded { gpu: Some(used), ..on(backend, memory, checkpoint, draft, want, progress)? })
 }
 
-/// Sets the type of a GPU's caches; without one, the default.
+/// The type of a GPU's caches, if a request or flag names `kv`.
 ///
 /// # Errors
 /// If the kernels do not have it.
-pub fn keeping<D: Driver>(kv: Option<KvType>) -> Result<impl Fn(Gpu<D>) -> Gpu<D>, Error> {
-    match kv.filter(|kv| !Gpu::<D>::KV_TYPES.contains(kv)) {
-        Some(kv) => Err(Error::GpuCache { kv }),
-        None => Ok(move |gpu: Gpu<D>| if let Some(kv) = kv { gpu.keeping(kv) } else { gpu }),
-    }
+pub fn gpu_cache(kv: Option<KvType>) -> Result<KvType, Error> {
+    let kv = kv.unwrap_or(KvType::Bf16);
+    if Gpu::<Cuda>::KV_TYPES.contains(&kv) { Ok(kv) } else { Err(Error::GpuCache { kv }) }
 }
 
 /// Loads on a backend.
