@@ -13,7 +13,7 @@ use crate::support::*;
 
 /// Allows texts in which each token exceeds the last by one to three, modulo 40, and which end after a multiple of 5.
 #[derive(Debug)]
-struct Climbing;
+pub struct Climbing;
 
 impl Constraint for Climbing {
     fn allow(&self, _: u32, generated: &[u32], allowed: &mut TokenSet) -> Result<(), ConstraintError> {

@@ -160,6 +160,10 @@ impl<'a> Drafting<'a> {
     ///
     /// No draft follows one that ends the text.
     pub fn draw(&mut self, at: usize, logits: &Logits, row: usize) -> Option<u32> {
+        let s = self.scheduler.sequence(&self.plan.runs[self.runs[at].run]);
+        if self.drafts(at).last().is_some_and(|&draft| self.scheduler.ends(s, draft)) {
+            return None;
+        }
         let token = match logits.drawn(row) {
             Some(Drawn::Token(token)) => token,
             Some(_) => return None,
@@ -212,9 +216,6 @@ impl<'a> Drafting<'a> {
         text.extend_from_slice(&self.drafts[at * self.deepest..][..made]);
         banned.clear();
         banned.extend(bans(s, text.len(), scheduler.eos()));
-        if text[len..].last().is_some_and(|&draft| scheduler.ends(s, draft)) {
-            return None;
-        }
         let constraint = s.request.constraint.as_ref();
         if let Some(constraint) = constraint {
             self.allowed.clear();
