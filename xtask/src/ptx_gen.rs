@@ -74,8 +74,9 @@ fn linear() -> Vec<Kernel> {
             name: format!("sm80_{weights}_t{tokens}_{types}"),
             template: "bitlinear.ptx",
             numbers: context! {
-                grouped => weights != "bitlinear", int8 => weights == "int8", experts => weights == "experts", row_tiles, row_warps, token_tiles,
-                token_warps, stages, unroll, blocks_per_sm, ahead, registers, purpose,
+                grouped => weights != "bitlinear", int8 => weights == "int8", experts => weights == "experts",
+                row_tiles, row_warps, token_tiles, token_warps, stages, unroll, blocks_per_sm, ahead, registers,
+                purpose,
                 shared => (stages * stage).max(tokens * (4 * rows + 40)),
             },
         });
@@ -133,33 +134,29 @@ fn kernels() -> Vec<Kernel> {
         },
     });
     // 4 / row_warps warps share 16 rows.
-    for (int8, dim, row_warps, purpose, blocks_per_sm, registers) in [
-        (false, 128, 1, "runs of up to 16 rows: decoding", 4, 128),
-        (false, 128, 4, "runs of more rows", 2, 252),
-        (false, 256, 1, "runs of up to 16 rows: decoding", 2, 168),
-        (false, 256, 2, "runs of more rows", 2, 255),
-        (true, 128, 1, "runs of up to 16 rows: decoding", 4, 128),
-        (true, 128, 4, "runs of more rows", 2, 252),
-        (true, 256, 1, "runs of up to 16 rows: decoding", 2, 168),
-        (true, 256, 2, "runs of more rows", 2, 255),
-    ] {
-        let rows = 16 * row_warps;
-        let scores = if row_warps < 4 { (288 + 16 / row_warps) * rows } else { 0 };
-        let (name, cached) = if int8 { ("s8", 128 * dim + 512) } else { ("bf16", 256 * dim) };
-        kernels.push(Kernel {
-            name: format!("sm80_attention_r{rows}_d{dim}_{name}"),
-            template: "attention.ptx",
-            numbers: context! {
-                int8, dim, row_warps, purpose, blocks_per_sm, registers,
-                shared => 2 * dim * rows + cached + scores,
-            },
-        });
-    }
-    for (name, int8, registers) in [("bf16", false, 80), ("s8", true, 80)] {
+    for (int8, name) in [(false, "bf16"), (true, "s8")] {
+        for (dim, row_warps, purpose, blocks_per_sm, registers) in [
+            (128, 1, "runs of up to 16 rows: decoding", 4, 128),
+            (128, 4, "runs of more rows", 2, 252),
+            (256, 1, "runs of up to 16 rows: decoding", 2, 168),
+            (256, 2, "runs of more rows", 2, 255),
+        ] {
+            let rows = 16 * row_warps;
+            let scores = if row_warps < 4 { (288 + 16 / row_warps) * rows } else { 0 };
+            let cached = if int8 { 128 * dim + 512 } else { 256 * dim };
+            kernels.push(Kernel {
+                name: format!("sm80_attention_r{rows}_d{dim}_{name}"),
+                template: "attention.ptx",
+                numbers: context! {
+                    int8, dim, row_warps, purpose, blocks_per_sm, registers,
+                    shared => 2 * dim * rows + cached + scores,
+                },
+            });
+        }
         kernels.push(Kernel {
             name: format!("sm80_norm_rope_store_{name}"),
             template: "norm_rope_store.ptx",
-            numbers: context! { int8, registers },
+            numbers: context! { int8, registers => 80 },
         });
     }
     for (name, template, registers) in [
