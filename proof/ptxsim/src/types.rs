@@ -83,10 +83,11 @@ impl Type {
     }
 
     /// Whether an instruction that expects `want` accepts a register of type `self`: sizes must be equal, and an
-    /// integer cannot replace a float; bits match everything.
+    /// integer cannot replace a float; bits match everything, and pairs are bits alone.
     pub(crate) fn fits(self, want: Type) -> bool {
         let (a, b) = (self.class(), want.class());
         let alike = a == b || a == Bits || b == Bits || (self.is_int() && want.is_int());
-        self.bytes() == want.bytes() && alike && (a == Pred) == (b == Pred)
+        let pair = want == Type::Bf16x2;
+        self.bytes() == want.bytes() && alike && (a == Pred) == (b == Pred) && (!pair || a == Bits)
     }
 }
