@@ -5,7 +5,8 @@
 //! four planes in place, which saves the shifts.
 //!
 //! Layout: [`super::super::panels`]. With 512-bit vectors, a block of 64 rows by 16 columns and `T` tokens takes 4
-//! loads, 16 masks, 12 shifts, `4 T` loads of activations and `16 T` dot products of 64 codes each. Many tokens are
+//! loads (16 with 6 tokens, whose sums leave no registers for codes of later planes), 16 masks, 12 shifts, `4 T` loads
+//! of activations and `16 T` dot products of 64 codes each. Many tokens are
 //! bound by the dot products: on two cores of Zen 4, 512 x 6912 x 2560 reaches 91 % and 512 x 2560 x 6912 reaches 96 %
 //! of what the same instructions achieve from registers. One token takes 4 loads, 16 masks and 16 dot products, and is
 //! bound by memory.
