@@ -67,8 +67,8 @@ pub enum GpuError {
     TrialFailed { reason: String },
     /// `BITNET_GPU` contains an unknown switch.
     #[error(
-        "{switch:?} in BITNET_GPU is not a switch: give any of no-overlap, no-bounds, tiles-by-size, compile, \
-         no-recordings, sync, patience=SECONDS and optimise=0 to 4, separated by commas"
+        "{switch:?} in BITNET_GPU is not a switch: give any of no-overlap, no-bounds, unchecked, tiles-by-size, \
+         compile, no-recordings, sync, patience=SECONDS and optimise=0 to 4, separated by commas"
     )]
     UnknownSwitch { switch: String },
     /// The file of measured launches cannot be read, or is for other kernels.

@@ -33,6 +33,8 @@ pub struct DeviceInfo {
     pub tiles_by_size: bool,
     /// Whether the highest logits are found by bounds. Tokens are the same.
     pub shortlists: bool,
+    /// Whether kernels that a driver compiles compute cases with known answers first.
+    pub known_answers: bool,
     /// How products are launched that a tuning run has measured on this GPU; other launches are estimated.
     pub tilings: Vec<Tiling>,
     /// Where the machine code of the kernels that are loaded came from.
@@ -94,6 +96,7 @@ impl DeviceInfo {
             recordings: true,
             tiles_by_size: false,
             shortlists: true,
+            known_answers: true,
             tilings: Vec::new(),
             code: LoadedCode::default(),
         }

@@ -61,8 +61,7 @@ const fn head(n: usize) -> Case {
 
 /// A row, and enough columns that bounds find the five highest logits.
 const fn highest(n: usize) -> Case {
-    let vocab = if n <= 4 { 2600 } else { 5130 };
-    Case::Top { n, width: 136, vocab, dtype: DType::BF16, all: false }
+    Case::Top { n, width: 136, vocab: 2600, dtype: DType::BF16, all: false }
 }
 
 const fn attention(head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
@@ -183,7 +182,7 @@ impl<D: Driver> Gpu<D> {
         let info = self.driver.info();
         let code = (info.name.clone(), info.capability, info.driver, info.overlap, info.code.clone());
         let trusted = || TRUSTED.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.driver.compiles() || trusted().contains(&code) {
+        if !info.known_answers || !self.driver.compiles() || trusted().contains(&code) {
             return Ok(());
         }
         for (kv, checks) in [(KvType::Int8, &INT8_CHECKS[..]), (KvType::Bf16, &CHECKS)] {

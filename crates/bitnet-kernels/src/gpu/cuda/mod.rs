@@ -166,6 +166,7 @@ impl Cuda {
     /// |---|---|
     /// | `no-overlap` | begins each kernel when the one before has ended, also from compute capability 9.0 on, and loads the kernels of older GPUs |
     /// | `no-bounds` | computes all logits, and makes no int8 copy of the output head |
+    /// | `unchecked` | lets no kernel compute cases with known answers first, for tests that open one GPU many times |
     /// | `tiles-by-size` | multiplies with the kernel for the number of tokens, not with the one that is estimated to take the least time |
     /// | `compile` | compiles the kernels, even if their machine code is in `bitnet.cubins` beside the program |
     /// | `no-recordings` | hands launches to the driver one by one |
@@ -202,6 +203,7 @@ impl Cuda {
         info.recordings = switches.recordings;
         info.tiles_by_size = switches.tiles_by_size;
         info.shortlists = switches.shortlists;
+        info.known_answers = switches.known_answers;
         info.tilings = measured(&info.name)?;
         let mut context = ptr::null_mut();
         // SAFETY: the device came from the driver; the pointer is to a local that lives through the call.
@@ -423,6 +425,7 @@ fn describe(l: Library, device: sys::CUdevice) -> Result<DeviceInfo, GpuError> {
         recordings: true,
         tiles_by_size: false,
         shortlists: true,
+        known_answers: true,
         tilings: Vec::new(),
         code: LoadedCode::default(),
     })

@@ -16,6 +16,8 @@ pub(super) struct Switches {
     pub(super) tiles_by_size: bool,
     /// Whether the highest logits are found by bounds.
     pub(super) shortlists: bool,
+    /// Whether the kernels compute cases with known answers when the GPU is opened.
+    pub(super) known_answers: bool,
     /// Whether the driver compiles the kernels even if their machine code is at hand.
     pub(super) compile: bool,
     pub(super) recordings: bool,
@@ -31,6 +33,7 @@ impl Default for Switches {
             overlap: true,
             tiles_by_size: false,
             shortlists: true,
+            known_answers: true,
             compile: false,
             recordings: true,
             sync: false,
@@ -54,6 +57,7 @@ impl Switches {
                 None if switch == "no-overlap" => switches.overlap = false,
                 None if switch == "tiles-by-size" => switches.tiles_by_size = true,
                 None if switch == "no-bounds" => switches.shortlists = false,
+                None if switch == "unchecked" => switches.known_answers = false,
                 None if switch == "compile" => switches.compile = true,
                 None if switch == "no-recordings" => switches.recordings = false,
                 None if switch == "sync" => (switches.sync, switches.recordings) = (true, false),
@@ -87,6 +91,7 @@ mod tests {
         assert!(!Switches::parse("no-recordings").unwrap().recordings);
         assert!(Switches::parse("tiles-by-size").unwrap().tiles_by_size && !one.tiles_by_size);
         assert!(!Switches::parse("no-bounds").unwrap().shortlists && one.shortlists);
+        assert!(!Switches::parse("unchecked").unwrap().known_answers && one.known_answers);
         assert!(Switches::parse("compile").unwrap().compile && all.compile && !one.compile);
         for wrong in ["synch", "patience", "patience=0", "optimise=5", "sync=1"] {
             let error = Switches::parse(wrong).unwrap_err().to_string();
