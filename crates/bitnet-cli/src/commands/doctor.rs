@@ -114,7 +114,7 @@ pub struct Outcome {
 }
 
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
-    let report = examine_all(&Machine::of(common), args)?;
+    let report = examine_all(&Machine::of(common), args, [&cpu_cases(), &cases()])?;
     if args.json {
         output::json(&report)?
     } else {
@@ -123,11 +123,12 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     verdict(&report)
 }
 
-/// Checks kernels against the reference, models against the oracle, and a batch against its members. Everything is
-/// checked, even after a failure.
+/// Checks kernels against the reference in these cases, on the CPU and on a GPU, models against the oracle, and a batch
+/// against its members. Everything is checked, even after a failure.
 pub fn examine_all<D: Driver + 'static>(
     machine: &Machine<'_, D>,
     args: &DoctorArgs,
+    [on_cpu, on_gpu]: [&[Case]; 2],
 ) -> Result<Report, CliError> {
     let common = machine.common;
     let cpu = load::cpu(common)?;
@@ -137,13 +138,12 @@ pub fn examine_all<D: Driver + 'static>(
         Device::Cuda(index) => Ok((index, machine.gpu(index)?)),
         _ => machine.first_gpu(),
     };
-    let (on_cpu, cases) = (cpu_cases(), cases());
     let isas: Vec<Isa> = Isa::available().collect();
-    let on_gpu = if gpu.is_ok() { cases.len() } else { 0 };
-    let bar = Progress::new("checking kernels", on_cpu.len() * isas.len() + on_gpu);
+    let gpu_cases = if gpu.is_ok() { on_gpu.len() } else { 0 };
+    let bar = Progress::new("checking kernels", on_cpu.len() * isas.len() + gpu_cases);
     let mut conformance = Vec::new();
     for &isa in &isas {
-        conformance.push(examine(&mut Cpu::new(isa, info.threads)?.keeping(kv), check, &on_cpu, &bar));
+        conformance.push(examine(&mut Cpu::new(isa, info.threads)?.keeping(kv), check, on_cpu, &bar));
     }
     // A missing GPU has been reported, and need not be looked for again.
     let device = gpu.as_ref().map_or(Device::Cpu, |(index, _)| Device::Cuda(*index));
@@ -159,7 +159,7 @@ pub fn examine_all<D: Driver + 'static>(
                 facts.name, facts.compute_capability, facts.cuda
             );
             gpus.push(facts);
-            conformance.push(examine(&mut gpu, check_rounded, &cases, &bar));
+            conformance.push(examine(&mut gpu, check_rounded, on_gpu, &bar));
         }
         Err(why) => gpu_note.push_str(&why),
     }
