@@ -14,7 +14,7 @@ use bitnet_kernels::{Cpu, Footprint, Isa, KvType, gpu::Gpu};
 use bitnet_model::{
     Checkpoint, Limits, Model as _, ModelFootprint, ModelSpec, Synthetic, TensorSource, Transformer,
 };
-use bitnet_tests::{HEAD_FORMS, Null, all_forms};
+use bitnet_tests::{GEMMA_FORMS, HEAD_FORMS, Null, all_forms};
 
 /// Bytes that are allocated and not freed.
 static HELD: AtomicIsize = AtomicIsize::new(0);
@@ -145,17 +145,19 @@ fn loaded(
     tensors: &dyn TensorSource,
     limits: Limits,
     kv: KvType,
-    all_logits: bool,
+    [all_logits, windows]: [bool; 2],
 ) -> (usize, usize) {
     let mut gpu = Gpu::new(Null::default()).unwrap().keeping(kv);
     if all_logits {
         gpu = gpu.for_all_logits();
     }
     let footprint = ModelFootprint::new(&gpu, spec, tensors);
+    let footprint = if windows { footprint.with_windows() } else { footprint };
     let recordings = gpu.recordings_bytes(footprint.max_launches());
     let estimated = footprint.bytes(limits) as usize - recordings;
     let opened = gpu.driver().held();
-    let mut model = Transformer::load(spec, tensors, gpu, limits, &mut |_, _| {}).unwrap();
+    let load = if windows { Transformer::load_with_windows } else { Transformer::load };
+    let mut model = load(spec, tensors, gpu, limits, &mut |_, _| {}).unwrap();
     // Another allocation frees what has been dropped.
     let last = model.backend_mut().alloc(16, "the last").unwrap();
     (model.backend_mut().driver().held() - opened - last.bytes(), estimated)
@@ -164,37 +166,30 @@ fn loaded(
 /// A GPU's driver is asked for exactly what was estimated.
 fn on_a_gpu() {
     let mut checked = 0;
-    for form in all_forms().chain(HEAD_FORMS) {
+    for form in all_forms().chain(HEAD_FORMS).chain(GEMMA_FORMS) {
         let Checkpoint { spec, tensors, .. } = Checkpoint::open(&form.path()).unwrap();
-        if spec.cpu_only().is_some() {
-            continue;
-        }
         // A file of floats tells the groups of its weights only when it is read.
         let known = tensors.entries().iter().all(|entry| entry.group != Some(64));
         let states = if spec.state_bytes() > 0 { 3 } else { 0 };
         let large = Limits { max_tokens: 300, max_logit_rows: 70, kv_blocks: 9, state_slots: 4 * states };
         let [bf16, int8] = Gpu::<Null>::KV_TYPES;
-        for (limits, kv, all_logits) in [
-            (Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: states }, bf16, false),
-            (large, bf16, false),
-            (large, int8, false),
-            (large, bf16, true),
+        let small = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: states };
+        // More blocks than windows need.
+        let long = Limits { max_logit_rows: 1, kv_blocks: 60, ..large };
+        for (limits, kv, how) in [
+            (small, bf16, [false, false]),
+            (large, bf16, [false, false]),
+            (large, int8, [false, false]),
+            (large, bf16, [true, false]),
+            (long, bf16, [false, true]),
         ] {
-            let (allocated, estimated) = loaded(&spec, &*tensors, limits, kv, all_logits);
+            let (allocated, estimated) = loaded(&spec, &*tensors, limits, kv, how);
             assert!(allocated <= estimated, "{form:?} {limits:?}: {allocated}, not {estimated}");
             assert!(!known || allocated == estimated, "{form:?} {limits:?}: {allocated}, not {estimated}");
             checked += usize::from(known);
         }
     }
     assert!(checked > 30, "only {checked} forms");
-    // Experts, in a model without windows.
-    let spec = Synthetic::named("maple-tiny").unwrap().spec().clone();
-    let mixture = Synthetic::of(ModelSpec { windows: None, ..spec });
-    for max_tokens in [1, 70] {
-        let limits = Limits { max_tokens, max_logit_rows: 1, kv_blocks: 9, state_slots: 0 };
-        let (allocated, estimated) = loaded(mixture.spec(), &mixture, limits, KvType::Bf16, false);
-        assert_eq!(allocated, estimated, "experts, {max_tokens} tokens");
-    }
 }
 
 /// One test, so that nothing else in the process allocates meanwhile.

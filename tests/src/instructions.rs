@@ -167,6 +167,8 @@ pub static INSTRUCTIONS: &[Instruction] = &[
     case("setp.eq.u32 q, a, 1; setp.eq.or.f32 p, b, b, q; selp.b32 d, 1, 0, p", W, &[(W, 2), (W, 0x7fc0_0000)], 0),
     case("setp.eq.u32 q, a, 1; setp.ge.and.u32 p, b, 3, q; selp.b32 d, 1, 0, p", W, &[(W, 1), (W, 3)], 1),
     case("setp.eq.u32 q, a, 1; setp.ge.or.u32 p, b, 4, q; selp.b32 d, 1, 0, p", W, &[(W, 2), (W, 3)], 0),
+    case("setp.eq.u32 q, a, 1; setp.ge.or.s32 p, b, 0, q; selp.b32 d, 1, 0, p", W, &[(W, 2), (W, 0xffff_ffff)], 0),
+    case("setp.eq.u32 q, a, 1; setp.le.or.u32 p, b, 3, q; selp.b32 d, 1, 0, p", W, &[(W, 2), (W, 3)], 1),
     case("setp.eq.u32 q, a, 1; setp.gt.or.u32 p, b, 3, q; selp.b32 d, 1, 0, p", W, &[(W, 1), (W, 3)], 1),
     case("setp.eq.u32 q, a, 1; setp.le.and.u32 p, b, 3, q; selp.b32 d, 1, 0, p", W, &[(W, 1), (W, 3)], 1),
     case("setp.eq.u32 q, a, 1; setp.eq.and.u32 p, b, 3, q; selp.b32 d, 1, 0, p", W, &[(W, 1), (W, 4)], 0),

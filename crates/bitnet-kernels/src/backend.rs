@@ -53,6 +53,8 @@ pub struct StepSize {
     pub group: usize,
     /// Logits in a row.
     pub vocab: usize,
+    /// Whether some layers have a window ([`Step::within`]).
+    pub windows: bool,
 }
 
 /// A matrix for [`Backend::linear`].
@@ -179,9 +181,6 @@ pub trait Backend: Send {
     type Rotation: Send;
     /// A mixture of experts.
     type Experts: Send;
-
-    /// Whether this backend has windows ([`Step::within`]). A backend without them must not be given a model that needs them.
-    const EVERY_FAMILY: bool = true;
 
     /// Whether panels and [`Backend::prepare_shortlist`] use the bytes of a file in place.
     const READS_PANELS: bool = false;

@@ -54,8 +54,17 @@ impl<'a> Step<'a> {
     }
 
     /// The same step for a layer whose tokens attend to the last `window` keys, their own included.
+    ///
+    /// # Panics
+    /// If the window is 0.
     pub fn within(self, window: Option<usize>) -> Self {
+        assert!(window != Some(0), "a token attends at least to itself");
         Step { window, ..self }
+    }
+
+    /// Position of the first key to which the token at `position` attends.
+    pub(crate) fn first_key(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
     /// Number of tokens.

@@ -179,10 +179,9 @@ fn a_bench_measures_every_kernel_and_the_products_with_every_tile() {
         (wide(named("hybrid-tiny")), "grouped", &recurrent),
     ];
     let mut measured = operations(named("tiny"), 99 << 10, KvType::Bf16);
-    let without_windows = |name| ModelSpec { windows: None, ..named(name) };
     for spec in [
-        without_windows("maple-tiny"),
-        without_windows("embedding-gemma-tiny"),
+        named("maple-tiny"),
+        named("embedding-gemma-tiny"),
         ModelSpec { draft_head: true, ..named("hybrid-tiny") },
     ] {
         measured.extend(operations(spec, 227 << 10, KvType::Bf16));

@@ -1,5 +1,4 @@
-//! Cases for mixtures of experts and for windows, which are on the CPU only, and for the gates and norms of families that
-//! have them.
+//! Cases for mixtures of experts, for windows, and for the gates and norms of families that have them.
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 
@@ -36,27 +35,29 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
             cases.push(Case::Experts { n, hidden, ffn, count, used, group, gate, dtype });
         }
     }
+    windows(cases);
 }
 
-/// Adds windows.
-pub(super) fn add_cpu_cases(cases: &mut Vec<Case>) {
-    for (window, heads, kv_heads, head_dim) in [
-        (1, 1, 1, 2),
-        (12, 8, 2, 64),
-        (8, 4, 1, 48),
-        (31, 3, 1, 36),
-        (64, 4, 4, 32),
-        (257, 2, 1, 80),
-        (512, 4, 1, 128),
+/// Adds windows within a tile of keys and over several, whose first key is at the beginning of a tile, at its end and
+/// between; tokens of one run whose windows begin in different tiles; and prompts that are longer than their windows.
+fn windows(cases: &mut Vec<Case>) {
+    let one: &[(usize, usize)] = &[(0, 1)];
+    let within: &[(usize, usize)] = &[(0, 17), (15, 1), (63, 2)];
+    let several: &[(usize, usize)] = &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)];
+    let long: &[(usize, usize)] = &[(767, 1), (40, 1)];
+    let crossing: &[(usize, usize)] = &[(74, 3), (100, 80), (0, 130)];
+    for (window, heads, kv_heads, head_dim, runs) in [
+        (1, 1, 1, 2, &[one, within, several, long][..]),
+        (12, 8, 2, 64, &[within, crossing]),
+        (8, 4, 1, 48, &[several]),
+        (31, 3, 1, 36, &[within, crossing]),
+        (64, 4, 4, 32, &[several, long]),
+        (257, 2, 1, 80, &[several, long]),
+        (512, 4, 1, 128, &[one, long]),
+        (140, 2, 1, 256, &[several, crossing]),
     ] {
-        let runs: [&[(usize, usize)]; 4] = [
-            &[(0, 1)],
-            &[(0, 17), (15, 1), (63, 2)],
-            &[(255, 1), (256, 1), (257, 3), (600, 2), (0, 70)],
-            &[(767, 1), (40, 1)],
-        ];
-        let window = |runs| Case::Window { window, heads, kv_heads, head_dim, runs, odd: false };
-        cases.extend(runs.map(window));
+        let window = |&runs| Case::Window { window, heads, kv_heads, head_dim, runs, odd: false };
+        cases.extend(runs.iter().map(window));
     }
     let runs = &[(0, 2), (0, 2), (0, 2), (0, 1)];
     cases.push(Case::Window { window: 1, heads: 2, kv_heads: 1, head_dim: 36, runs, odd: true });

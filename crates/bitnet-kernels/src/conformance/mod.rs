@@ -154,7 +154,6 @@ impl Case {
 /// The cases of a backend that has every operation: [`cases`], and those of operations that are on the CPU only.
 pub fn cpu_cases() -> Vec<Case> {
     let mut cases = cases();
-    experts::add_cpu_cases(&mut cases);
     recurrent::add_draft_cases(&mut cases);
     cases
 }

@@ -45,6 +45,7 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
         (63, 3, 4, 2, 32, 8, 128),
         (5, 70, 3, 1, 36, 20, 7),
         (200, 2, 6, 1, 256, 64, 1536),
+        (63, 2, 2, 1, 36, 0, 0),
     ] {
         cases.push(Case::PartialRope { start, n, heads, kv_heads, head_dim, rotary, more });
     }

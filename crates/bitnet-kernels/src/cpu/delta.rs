@@ -361,7 +361,8 @@ mod tests {
         let residual = cpu.rows(n, hidden, RowsKind::Residual).unwrap();
         let mut x = cpu.rows(n, shape.columns(), RowsKind::Intermediate).unwrap();
         let mut out = cpu.rows(n, shape.value_width(), RowsKind::Intermediate).unwrap();
-        cpu.prepare(&StepSize { tokens: n, logit_rows: 1, blocks: 1, group: 1, vocab: 8 }).unwrap();
+        cpu.prepare(&StepSize { tokens: n, logit_rows: 1, blocks: 1, group: 1, vocab: 8, windows: false })
+            .unwrap();
         let before = memory(&cpu);
         let runs = [Run { tokens: 0..n, start: 0, blocks: 0..0, ..Run::default() }];
         let step = Step::new(&runs, &[]);

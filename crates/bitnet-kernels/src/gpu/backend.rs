@@ -24,8 +24,6 @@ impl<D: Driver> Backend for Gpu<D> {
     type Rotation = Rotation;
     type Experts = Experts;
 
-    const EVERY_FAMILY: bool = false;
-
     by_methods! {
         fn rows(rows: usize, width: usize, kind: RowsKind) -> Rows;
         fn int8_rows(rows: usize, width: usize, grouping: Grouping) -> Int8Rows;

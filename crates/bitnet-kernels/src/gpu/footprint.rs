@@ -75,7 +75,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             _ => None,
         });
         let rows = size.logit_rows;
-        let inputs: usize = inputs(size, mixed > 0).iter().map(|&(_, bytes)| buffer(room(bytes))).sum();
+        let inputs: usize = inputs(size, mixed > 0).map(|(_, _, bytes)| buffer(room(bytes))).sum();
         inputs
             + buffer(rows_bytes(rows, size.vocab, RowsKind::Residual))
             + copied.map_or(0, |size| buffers(shortlist_bytes(rows, size)))

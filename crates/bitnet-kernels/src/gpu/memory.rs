@@ -75,7 +75,9 @@ impl<D: Driver> Gpu<D> {
     /// Allocates device memory and copies these bytes into it.
     pub fn store(&mut self, bytes: &[u8], what: &'static str) -> Result<DeviceBuffer, GpuError> {
         let buffer = self.alloc(bytes.len(), what)?;
-        self.send(buffer.address, bytes)?;
+        if !bytes.is_empty() {
+            self.send(buffer.address, bytes)?;
+        }
         Ok(buffer)
     }
 

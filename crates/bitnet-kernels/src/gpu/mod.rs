@@ -107,8 +107,8 @@ pub struct Gpu<D: Driver> {
     returned: Returned,
     uploads: Uploads,
     converter: Converter,
-    /// The runs that the last uploads describe.
-    step: Described,
+    /// The runs that the last uploads describe, for layers without windows and for those with windows.
+    steps: [Described; 2],
     plans: Plans,
     /// Type of the caches that are made.
     kv: KvType,
@@ -208,7 +208,7 @@ impl<D: Driver> Gpu<D> {
             returned,
             uploads: Uploads::default(),
             converter: Converter::default(),
-            step: Described::default(),
+            steps: Default::default(),
             // The self-test picks tiles by size, so that every kernel runs at least once.
             plans: Plans::new(true),
             kv: KvType::Bf16,

@@ -12,32 +12,41 @@ const DELTA: usize = 16;
 /// Bytes of [`SamplingParams`](crate::SamplingParams).
 const SAMPLING: usize = 32;
 
-/// Bytes of the small inputs of the largest step, of a model with or without recurrent layers.
-pub(super) fn inputs(size: &StepSize, recurrent: bool) -> [(Upload, usize); 12] {
+/// Bytes of the small inputs of the largest step, of a model with or without recurrent layers, with the set of places
+/// (1 for layers with windows).
+pub(super) fn inputs(
+    size: &StepSize,
+    recurrent: bool,
+) -> impl Iterator<Item = (usize, Upload, usize)> + use<> {
     let items = size.tokens * size.group.div_ceil(FEW);
     let delta = if recurrent { DELTA * size.tokens } else { 0 };
-    [
-        (Upload::Tokens, WORD * size.tokens),
+    let attention = [
         (Upload::Positions, WORD * size.tokens),
         (Upload::Slots, WORD * size.tokens),
         (Upload::Blocks, WORD * size.blocks),
         (Upload::FewRows, ITEM * items),
         (Upload::ManyRows, ITEM * items),
+    ];
+    let others = [
+        (Upload::Tokens, WORD * size.tokens),
         (Upload::DeltaTokens, delta),
         (Upload::DeltaRuns, delta),
         (Upload::Rows, WORD * size.logit_rows),
         (Upload::Hidden, WORD * size.tokens),
         (Upload::Highest, WORD * size.logit_rows),
         (Upload::Sampling, SAMPLING * size.logit_rows),
-    ]
+    ];
+    let windows = size.windows.then_some(attention).into_iter().flatten();
+    let all = attention.into_iter().chain(others).map(|(what, bytes)| (0, what, bytes));
+    all.chain(windows.map(|(what, bytes)| (1, what, bytes)))
 }
 
 impl<D: Driver> Gpu<D> {
     /// Allocates all memory that steps up to this size need in addition to their buffers, when all weights are loaded.
     pub fn prepare(&mut self, size: &StepSize) -> Result<(), GpuError> {
         self.end_conversion();
-        for (what, bytes) in inputs(size, self.mixed_len > 0) {
-            self.make_room(what, bytes)?;
+        for (set, what, bytes) in inputs(size, self.mixed_len > 0) {
+            self.make_room(set, what, bytes)?;
         }
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
         if self.largest_copy != CopySize::default() {

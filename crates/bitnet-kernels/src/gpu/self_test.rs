@@ -68,6 +68,11 @@ const fn attention(head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
     Case::Attention { heads: 4, kv_heads: 2, head_dim, runs, odd: false }
 }
 
+/// Windows of which some begin in a later tile of keys than that of the run's first token.
+const fn window(window: usize, head_dim: usize, runs: &'static [(usize, usize)]) -> Case {
+    Case::Window { window, heads: 4, kv_heads: 2, head_dim, runs, odd: false }
+}
+
 /// Heads that have norms if groups of columns have scales.
 const fn qkv(start: usize, n: usize, [heads, kv_heads, head_dim]: [usize; 3], group: Option<usize>) -> Case {
     Case::Qkv { start, n, k: 100, heads, kv_heads, head_dim, group, norms: group.is_some() }
@@ -95,7 +100,7 @@ const fn experts(n: usize, count: usize) -> Case {
     Case::Experts { n, hidden: 136, ffn: 72, count, used: 3, group, gate, dtype }
 }
 
-static CHECKS: [Check; 62] = [
+static CHECKS: [Check; 66] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2, grouping: Grouping::Row }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -145,6 +150,10 @@ static CHECKS: [Check; 62] = [
     (&[&ATTENTION_R64_D128], attention(128, &[(30, 70)])),
     (&[&ATTENTION_R16_D256, &ATTENTION_MERGE_D256], attention(256, &[(300, 1)])),
     (&[&ATTENTION_R32_D256], attention(256, &[(30, 40)])),
+    (&[&ATTENTION_R16_D128, &ATTENTION_MERGE_D128], window(200, 128, &[(326, 3)])),
+    (&[&ATTENTION_R64_D128], window(20, 128, &[(30, 70)])),
+    (&[&ATTENTION_R16_D256, &ATTENTION_MERGE_D256], window(200, 256, &[(326, 3)])),
+    (&[&ATTENTION_R32_D256], window(20, 256, &[(70, 40)])),
     (&[&BITLINEAR_T1], qkv(63, 1, [3, 1, 36], None)),
     (&[&BITLINEAR_T16], qkv(63, 9, [3, 1, 36], None)),
     (&[&EMBED_TERNARY], Case::TernaryHead { n: 3, width: 136, vocab: 150, group: 64 }),
@@ -164,11 +173,15 @@ static CHECKS: [Check; 62] = [
 ];
 
 /// Cases with a cache of int8.
-static INT8_CHECKS: [Check; 6] = [
+static INT8_CHECKS: [Check; 10] = [
     (&[&NORM_ROPE_STORE_INT8, &ATTENTION_R16_D128_INT8], attention(128, &[(300, 1)])),
     (&[&ATTENTION_R64_D128_INT8], attention(128, &[(30, 70)])),
     (&[&ATTENTION_R16_D256_INT8], attention(256, &[(300, 1)])),
     (&[&ATTENTION_R32_D256_INT8], attention(256, &[(30, 40)])),
+    (&[&ATTENTION_R16_D128_INT8], window(200, 128, &[(326, 3)])),
+    (&[&ATTENTION_R64_D128_INT8], window(20, 128, &[(30, 70)])),
+    (&[&ATTENTION_R16_D256_INT8], window(200, 256, &[(326, 3)])),
+    (&[&ATTENTION_R32_D256_INT8], window(20, 256, &[(70, 40)])),
     (&[&NORM_ROPE_STORE_INT8], qkv(63, 9, [3, 1, 36], Some(128))),
     (&[&NORM_ROPE_STORE_INT8], partial_rope()),
 ];

@@ -4,7 +4,8 @@ use super::{DeviceBuffer, Driver, Gpu, GpuError, layout::u32_bytes, work_items::
 use crate::{BLOCK_TOKENS, Step};
 
 /// Small arrays that describe a step to the kernels. Each has one place on the device, and is sent only if it differs
-/// from what is there: all layers of a step share what the first one sent.
+/// from what is there: all layers of a step share what the first one sent. Those of [`Gpu::upload_once`] have a second
+/// place for layers with windows, whose tokens may be in other blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Upload {
     /// u32 `[n]`: token ids.
@@ -43,7 +44,8 @@ const KINDS: usize = Upload::DeltaRuns as usize + 1;
 /// The arrays on the device, or to be sent with the next hand-over.
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
-    places: [Option<Place>; KINDS],
+    /// For layers without windows, or all, and for those with windows.
+    places: [[Option<Place>; KINDS]; 2],
     /// Memory for the words of an upload, and for the bytes of what is sent, kept from step to step.
     words: Vec<u32>,
     bytes: Vec<u8>,
@@ -61,13 +63,15 @@ struct Place {
     of: Option<u64>,
 }
 
-/// What follows from the runs of a step, kept so that the first layer computes it and not each.
+/// What follows from the runs of a step, kept so that the first layer computes it and not each. Layers with windows have
+/// their own.
 #[derive(Debug, Default)]
 pub(super) struct Described {
     step: u64,
+    window: Option<usize>,
     /// Number of what the words on the device follow from: the step and its work items.
     number: u64,
-    /// Number of positions that the runs reach, and of blocks that their lists reach.
+    /// Number of positions that the runs reach, and of blocks that their keys reach.
     pub(super) positions: usize,
     pub(super) reached: usize,
     /// Whether every run lists the blocks of its keys.
@@ -79,7 +83,7 @@ pub(super) struct Described {
 impl Uploads {
     /// Sends the arrays that have changed.
     pub(super) fn send(&mut self, driver: &mut impl Driver) -> Result<(), GpuError> {
-        for place in self.places.iter_mut().flatten().filter(|place| place.stale) {
+        for place in self.places.iter_mut().flatten().flatten().filter(|place| place.stale) {
             u32_bytes(&place.host, &mut self.bytes);
             driver.write(place.device.address(), &self.bytes)?;
             place.stale = false;
@@ -89,7 +93,7 @@ impl Uploads {
 
     /// Records that no launch waits any more. After a failure, the contents on the device are unknown.
     pub(super) fn handed_over(&mut self, done: bool) {
-        for place in self.places.iter_mut().flatten() {
+        for place in self.places.iter_mut().flatten().flatten() {
             place.awaited = false;
             place.stale |= !done;
         }
@@ -98,56 +102,65 @@ impl Uploads {
 
 impl<D: Driver> Gpu<D> {
     /// Takes a step as the one that later calls of [`Gpu::upload_once`] describe.
-    pub(super) fn describe(&mut self, Step { runs, blocks, number, .. }: Step<'_>) {
-        let known = &mut self.step;
-        if known.step != number {
-            known.step = number;
+    pub(super) fn describe(&mut self, step: Step<'_>) -> &Described {
+        let known = &mut self.steps[slides(step)];
+        if (known.step, known.window) != (step.number, step.window) {
+            (known.step, known.window) = (step.number, step.window);
             known.number += 1;
             known.work_items = None;
-            let ends = || {
-                runs.iter()
-                    .filter(|run| !run.tokens.is_empty())
-                    .map(|run| (run, run.start + run.tokens.len()))
-            };
-            known.positions = ends().map(|(_, end)| end).max().unwrap_or(0);
-            known.reached = blocks.iter().max().map_or(0, |&block| block as usize + 1);
-            known.listed = ends()
-                .all(|(run, end)| end <= run.blocks.len() * BLOCK_TOKENS && run.blocks.end <= blocks.len());
+            (known.positions, known.reached, known.listed) = (0, 0, true);
+            for run in step.runs.iter().filter(|run| !run.tokens.is_empty()) {
+                let end = run.start + run.tokens.len();
+                known.positions = known.positions.max(end);
+                // Of a list in layers with a window, the first entries may be of no block.
+                let used = step.first_key(run.start) / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
+                match step.blocks.get(run.blocks.clone()).and_then(|list| list.get(used)) {
+                    Some(used) => {
+                        let reached = used.iter().max().map_or(0, |&block| block as usize + 1);
+                        known.reached = known.reached.max(reached);
+                    }
+                    None => known.listed = false,
+                }
+            }
         }
+        known
     }
 
     /// The described step's work items for attention with `group` query heads per key head, in thread blocks of at most
     /// `rows` rows.
-    pub(super) fn work_items(&mut self, Step { runs, .. }: Step<'_>, group: usize, rows: usize) -> WorkItems {
-        match self.step.work_items.take() {
+    pub(super) fn work_items(&mut self, step: Step<'_>, group: usize, rows: usize) -> WorkItems {
+        let known = &mut self.steps[slides(step)];
+        match known.work_items.take() {
             Some(items) if items.fit(group, rows) => items,
             // The words on the device, if any, are of other work items.
             _ => {
-                self.step.number += 1;
-                WorkItems::of(runs, group, rows)
+                known.number += 1;
+                WorkItems::of(step, group, rows)
             }
         }
     }
 
     /// Keeps the work items for the next layer.
-    pub(super) fn keep(&mut self, items: WorkItems) {
-        self.step.work_items = Some(items);
+    pub(super) fn keep(&mut self, step: Step<'_>, items: WorkItems) {
+        self.steps[slides(step)].work_items = Some(items);
     }
 
     /// As [`Gpu::upload`], for words that follow from the described step and nothing else: they are made only if those on
     /// the device follow from another one.
     pub(super) fn upload_once<I: IntoIterator<Item = u32>>(
         &mut self,
+        step: Step<'_>,
         what: Upload,
         make: impl FnOnce() -> I,
     ) -> Result<u64, GpuError> {
-        let of = Some(self.step.number);
-        if let Some(place) = self.uploads.places[what as usize].as_mut().filter(|place| place.of == of) {
+        let set = slides(step);
+        let of = Some(self.steps[set].number);
+        if let Some(place) = self.uploads.places[set][what as usize].as_mut().filter(|place| place.of == of) {
             place.awaited = true;
             return Ok(place.device.address());
         }
-        let address = self.upload(what, make())?;
-        let place = self.uploads.places[what as usize].as_mut();
+        let address = self.upload_to(set, what, make())?;
+        let place = self.uploads.places[set][what as usize].as_mut();
         place.expect("it was uploaded").of = of;
         Ok(address)
     }
@@ -159,15 +172,24 @@ impl<D: Driver> Gpu<D> {
         what: Upload,
         words: impl IntoIterator<Item = u32>,
     ) -> Result<u64, GpuError> {
+        self.upload_to(0, what, words)
+    }
+
+    fn upload_to(
+        &mut self,
+        set: usize,
+        what: Upload,
+        words: impl IntoIterator<Item = u32>,
+    ) -> Result<u64, GpuError> {
         let mut uploaded = std::mem::take(&mut self.uploads.words);
         uploaded.clear();
         uploaded.extend(words);
-        let known = self.uploads.places[what as usize].as_ref();
+        let known = self.uploads.places[set][what as usize].as_ref();
         if known.is_some_and(|place| place.awaited && place.host != uploaded) {
             self.hand_over()?;
         }
-        self.make_room(what, 4 * uploaded.len())?;
-        let place = self.uploads.places[what as usize].as_mut().expect("room was made");
+        self.make_room(set, what, 4 * uploaded.len())?;
+        let place = self.uploads.places[set][what as usize].as_mut().expect("room was made");
         place.stale |= place.host != uploaded;
         (place.awaited, place.of) = (true, None);
         std::mem::swap(&mut place.host, &mut uploaded);
@@ -176,15 +198,20 @@ impl<D: Driver> Gpu<D> {
         Ok(address)
     }
 
-    /// Ensures that there is device memory for an input of `bytes` bytes.
-    pub(super) fn make_room(&mut self, what: Upload, bytes: usize) -> Result<(), GpuError> {
-        if self.uploads.places[what as usize].as_ref().is_none_or(|place| place.device.bytes() < bytes) {
+    /// Ensures that there is device memory for an input of `bytes` bytes, of all layers (0) or those with windows (1).
+    pub(super) fn make_room(&mut self, set: usize, what: Upload, bytes: usize) -> Result<(), GpuError> {
+        if self.uploads.places[set][what as usize].as_ref().is_none_or(|place| place.device.bytes() < bytes) {
             // Waiting launches may use the old memory.
             self.hand_over()?;
             let device = self.alloc(room(bytes), "the inputs of a step")?;
             let place = Place { host: Vec::new(), device, stale: false, awaited: false, of: None };
-            self.uploads.places[what as usize] = Some(place);
+            self.uploads.places[set][what as usize] = Some(place);
         }
         Ok(())
     }
+}
+
+/// The set of places, and the description, of a step: 1 for layers with windows.
+fn slides(step: Step<'_>) -> usize {
+    usize::from(step.window.is_some())
 }

@@ -1,17 +1,20 @@
 //! Cuts the runs of a step into work items for the thread blocks of attention.
 
-use crate::{BLOCK_TOKENS, Run};
+use crate::{BLOCK_TOKENS, Run, Step};
 
 /// Rows of a thread block for few rows.
 pub(super) const FEW: usize = 16;
 /// Tiles by which the launch for a growing sequence grows, so that the next steps launch the same.
 const TILE_STEP: usize = 8;
+/// The window of a layer without one; more keys than any sequence has.
+const ALL: usize = 1 << 30;
+
 /// WorkItems of runs. For every thread block: {first token, tokens, position of the first token, start of the block table,
-/// first row, 0, 0, 0}.
+/// first row, first tile, window, 0}.
 #[derive(Debug, Default)]
 pub(super) struct WorkList {
     pub(super) items: Vec<[u32; 8]>,
-    /// Keys of all runs.
+    /// Keys that the runs see.
     pub(super) keys: usize,
     /// Maximum number of tiles of 64 keys that a work item attends to.
     pub(super) longest: usize,
@@ -20,16 +23,18 @@ pub(super) struct WorkList {
 }
 
 impl WorkList {
-    fn add(&mut self, run: &Run, group: usize, rows: usize) {
+    fn add(&mut self, step: Step<'_>, run: &Run, group: usize, rows: usize) {
         let tokens = run.tokens.len();
+        let window = step.window.map_or(ALL, |window| window.min(ALL));
         // The last rows have the most keys, so they start first.
         for first_row in (0..tokens * group).step_by(rows).rev() {
-            let item = [run.tokens.start, tokens, run.start, run.blocks.start, first_row, 0, 0, 0];
+            let last = run.start + ((first_row + rows - 1) / group).min(tokens - 1);
+            let tile = step.first_key(run.start + first_row / group) / BLOCK_TOKENS;
+            let item = [run.tokens.start, tokens, run.start, run.blocks.start, first_row, tile, window, 0];
             self.items.push(item.map(|x| x as u32));
+            self.longest = self.longest.max(last / BLOCK_TOKENS + 1 - tile);
         }
-        let keys = run.start + tokens;
-        self.keys += keys;
-        self.longest = self.longest.max(keys.div_ceil(BLOCK_TOKENS));
+        self.keys += run.start + tokens - step.first_key(run.start);
     }
 
     /// The words that the kernels read.
@@ -50,17 +55,18 @@ pub(super) struct WorkItems {
 }
 
 impl WorkItems {
-    /// Cuts runs into work items for `group` query heads per key head and thread blocks of [`FEW`] or of `rows` rows.
-    pub(super) fn of(runs: &[Run], group: usize, rows: usize) -> Self {
+    /// Cuts the runs of a step into work items for `group` query heads per key head and thread blocks of [`FEW`] or of
+    /// `rows` rows.
+    pub(super) fn of(step: Step<'_>, group: usize, rows: usize) -> Self {
         let (mut few, mut many) = (WorkList::default(), WorkList::default());
-        for run in runs.iter().filter(|run| !run.tokens.is_empty()) {
+        for run in step.runs.iter().filter(|run| !run.tokens.is_empty()) {
             if run.tokens.len() == 1 || run.tokens.len() * group <= FEW {
-                few.add(run, group, FEW);
+                few.add(step, run, group, FEW);
             } else {
-                many.add(run, group, rows);
+                many.add(step, run, group, rows);
             }
         }
-        few.tiles = in_steps(few.longest);
+        few.tiles = in_steps(few.longest, step.window);
         WorkItems { group, rows, few, many }
     }
 
@@ -70,7 +76,15 @@ impl WorkItems {
     }
 }
 
-/// Rounds the number of tiles up; tiles without keys for a row change nothing.
-fn in_steps(tiles: usize) -> usize {
-    if tiles < TILE_STEP { tiles.next_power_of_two() } else { tiles.next_multiple_of(TILE_STEP) }
+/// Rounds the number of tiles up; tiles without keys for a row change nothing. A token's window begins anywhere in a tile,
+/// so it has one tile more in most steps than in some.
+fn in_steps(tiles: usize, window: Option<usize>) -> usize {
+    let most = window.map_or(usize::MAX, |window| (window - 1).div_ceil(BLOCK_TOKENS) + 1);
+    if tiles == most || tiles + 1 == most {
+        most
+    } else if tiles < TILE_STEP {
+        tiles.next_power_of_two()
+    } else {
+        tiles.next_multiple_of(TILE_STEP)
+    }
 }

@@ -10,13 +10,17 @@ use crate::{
     files::{TensorEntry, TensorKind, TensorSource},
     names::{self, Expected, PanelMatrix, Part},
     net::{Batch, Limits},
-    spec::ModelSpec,
+    spec::{ModelSpec, Windows},
 };
 
 /// Maximum number of launches of a layer in a step on a GPU.
 const LAYER_LAUNCHES: usize = 12;
 /// Launches that experts need in addition.
-const EXPERT_LAUNCHES: usize = 3;
+const EXPERT_LAUNCHES: usize = 4;
+/// The same for matrices with norms of their own, so that each is a product by itself.
+const NORMED_LAUNCHES: usize = 6;
+/// The same for norms before the residual.
+const POST_NORM_LAUNCHES: usize = 2;
 /// Maximum number of launches of a step outside its layers.
 const STEP_LAUNCHES: usize = 16;
 
@@ -105,8 +109,14 @@ impl<'a, B: Footprint> ModelFootprint<'a, B> {
 
     /// Maximum number of launches of a step on a GPU.
     pub fn max_launches(&self) -> usize {
-        let experts = if self.spec.experts.is_some() { EXPERT_LAUNCHES } else { 0 };
-        (LAYER_LAUNCHES + experts) * self.spec.layers + STEP_LAUNCHES
+        let ModelSpec { experts, linear_norms, post_norms, layers, .. } = self.spec;
+        let more = [
+            (experts.is_some(), EXPERT_LAUNCHES),
+            (linear_norms.is_some(), NORMED_LAUNCHES),
+            (*post_norms, POST_NORM_LAUNCHES),
+        ];
+        let more: usize = more.iter().map(|&(needed, launches)| if needed { launches } else { 0 }).sum();
+        (LAYER_LAUNCHES + more) * layers + STEP_LAUNCHES
     }
 }
 
@@ -123,6 +133,7 @@ pub(crate) fn step_size(spec: &ModelSpec, limits: Limits, context: usize) -> Ste
         blocks: limits.max_tokens.saturating_mul(context.div_ceil(Batch::BLOCK_TOKENS)),
         group: spec.heads / spec.kv_heads,
         vocab: spec.vocab,
+        windows: spec.sliding_window().is_some(),
     }
 }
 
@@ -200,8 +211,11 @@ fn cache(spec: &ModelSpec, limits: Limits, (context, windows): (usize, bool), he
     if let Some(shape) = spec.delta() {
         held.extend((0..spec.recurrent_layers()).map(|_| Held::State { shape, slots }));
     }
-    let tables = 1 + usize::from(spec.windows.as_ref().is_some_and(|windows| windows.full_theta.is_some()));
-    held.extend((0..tables).map(|_| Held::Rope { positions: context, width: spec.rotary_width() }));
+    let rope = |width| Held::Rope { positions: context, width };
+    held.push(rope(spec.rotary_width()));
+    // Layers that do not slide may have no rope.
+    let full = |windows: &Windows| rope(windows.full_theta.map_or(0, |_| spec.rotary_width()));
+    held.extend(spec.windows.as_ref().map(full));
 }
 
 /// The activations of a step.

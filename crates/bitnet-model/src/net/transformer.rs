@@ -164,11 +164,6 @@ impl<B: Backend> Transformer<B> {
             let cure = "this model has recurrent layers; load it with a state slot for every sequence";
             return Err(ModelError::unsupported(SOURCE, "the number of state slots", 0, cure));
         }
-        if let Some(what) = spec.cpu_only().filter(|_| !B::EVERY_FAMILY) {
-            let cure = "use --device cpu";
-            let device = format!("{}, which has no kernels for {what}", backend.info().device);
-            return Err(ModelError::unsupported(SOURCE, "the device", device, cure));
-        }
         if packed::<B>(tensors).is_some() {
             return Self::read(spec, tensors, backend, sizes, progress);
         }

@@ -229,11 +229,6 @@ impl ModelSpec {
         self.windows.as_ref().map_or(0, |windows| windows.slides.iter().filter(|&&slides| slides).count())
     }
 
-    /// What this model needs of the CPU, because kernels for GPUs do not exist; `None` if it runs everywhere.
-    pub fn cpu_only(&self) -> Option<&'static str> {
-        self.windows.as_ref().map(|_| "sliding windows")
-    }
-
     /// Number of layers that attend, and so keep keys and values.
     pub fn attention_layers(&self) -> usize {
         self.hybrid.as_ref().map_or(self.layers, |hybrid| hybrid.attends.iter().filter(|&&a| a).count())

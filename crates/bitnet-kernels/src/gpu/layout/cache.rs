@@ -55,10 +55,11 @@ impl<D: Driver> Gpu<D> {
         Ok(Kv { shape, kv, stride, keys, values })
     }
 
-    /// Takes cosines and sines for the first `width` dimensions of a head, `[positions][width / 2]` each.
+    /// Takes cosines and sines for the first `width` dimensions of a head, `[positions][width / 2]` each. A table of no
+    /// dimensions has every position.
     pub fn rope(&mut self, cos: &[f32], sin: &[f32], width: usize) -> Result<Rope, GpuError> {
         assert_eq!(cos.len(), sin.len(), "there must be as many cosines as sines");
-        let positions = 2 * cos.len() / width;
+        let positions = (2 * cos.len()).checked_div(width).unwrap_or(usize::MAX);
         let cos = self.store(&f32_bytes(cos), "rotary tables")?;
         let sin = self.store(&f32_bytes(sin), "rotary tables")?;
         Ok(Rope { width, positions, cos, sin })

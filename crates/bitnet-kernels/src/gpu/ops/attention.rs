@@ -99,11 +99,10 @@ pub(in crate::gpu) fn parts_bytes(processors: u32) -> usize {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Computes causal attention of every token over its sequence's positions up to its own, with the queries in the
-    /// first columns of `qkv`, which may have further columns; `out` is `[n][heads * head_dim]`.
+    /// Computes causal attention of every token over its sequence's positions up to its own, or the last of these if the
+    /// step has a window, with the queries in the first columns of `qkv`, which may have further columns; `out` is `[n][heads * head_dim]`.
     pub fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), GpuError> {
         let (kv_heads, head_dim) = (kv.shape.kv_heads, kv.shape.head_dim);
-        assert!(step.window.is_none(), "kernels attend to all keys");
         let heads = out.width / head_dim;
         assert!(
             heads * head_dim == out.width && heads.is_multiple_of(kv_heads),
@@ -120,11 +119,11 @@ impl<D: Driver> Gpu<D> {
         let widths = if kv.kv == KvType::Int8 { &INT8_WIDTHS } else { &WIDTHS };
         let width = widths.iter().find(|width| head_dim <= width.head_dim);
         let width = width.expect("a cache has heads that a kernel takes");
-        self.describe(step);
-        assert!(self.step.listed, "all keys must have blocks");
-        assert!(self.step.reached <= kv.shape.blocks, "blocks must be in the cache");
+        let known = self.describe(step);
+        assert!(known.listed, "all keys must have blocks");
+        assert!(known.reached <= kv.shape.blocks, "blocks must be in the cache");
         let items = self.work_items(step, group, width.many.1);
-        let listed = self.upload_once(Upload::Blocks, || step.blocks.iter().copied())?;
+        let listed = self.upload_once(step, Upload::Blocks, || step.blocks.iter().copied())?;
         let common = [qkv.address(), kv.keys.address(), kv.values.address(), listed];
         let scale = 1.0 / (head_dim as f32).sqrt();
         let sizes = [qkv.stride, out.stride, kv.stride, head_dim, group];
@@ -132,17 +131,17 @@ impl<D: Driver> Gpu<D> {
             sizes.iter().map(|&size| Arg::u32(size as u32)).chain([Arg::f32(scale)]).collect();
         let WorkItems { few, many, .. } = &items;
         if !many.items.is_empty() {
-            let work = self.upload_once(Upload::ManyRows, || many.words())?;
+            let work = self.upload_once(step, Upload::ManyRows, || many.words())?;
             let head = common.into_iter().chain([work, out.address()]).map(Arg::u64);
             let args: Vec<Arg> = head.chain(tail.iter().copied()).collect();
             let kernel = width.many.0;
             self.launch(kernel, [many.items.len(), kv_heads, 1], kernel.dynamic as usize, &args)?;
         }
         if few.items.is_empty() {
-            self.keep(items);
+            self.keep(step, items);
             return Ok(());
         }
-        let work = self.upload_once(Upload::FewRows, || few.words())?;
+        let work = self.upload_once(step, Upload::FewRows, || few.words())?;
         let info = self.driver.info();
         let parts = few.items.len() * kv_heads * few.tiles * part_bytes(width.head_dim);
         let (tiles, chunks) = if parts <= self.parts.bytes() {
@@ -157,7 +156,7 @@ impl<D: Driver> Gpu<D> {
         let kernel = width.few;
         self.launch(kernel, [few.items.len(), kv_heads, chunks], kernel.dynamic as usize, &args)?;
         let (tiles, count) = (few.tiles, few.items.len());
-        self.keep(items);
+        self.keep(step, items);
         if chunks == 1 {
             return Ok(());
         }
@@ -195,14 +194,34 @@ mod tests {
     use super::*;
     use crate::Run;
 
-    /// Chunks for sequences after so many tokens, which decode one more each, on 132 multiprocessors.
-    fn chunks(width: &Width, kv_heads: usize, before: &[usize]) -> usize {
+    /// Tiles of a chunk and chunks, for sequences after so many tokens, which decode one more each, on 132 multiprocessors.
+    fn split(width: &Width, kv_heads: usize, before: &[usize], window: Option<usize>) -> (usize, usize) {
         let of =
             |(i, &start): (usize, &usize)| Run { tokens: i..i + 1, start, blocks: 0..0, ..Run::default() };
         let runs: Vec<Run> = before.iter().enumerate().map(of).collect();
-        let items = WorkItems::of(&runs, 4, width.many.1);
+        let items = WorkItems::of(Step::new(&runs, &[]).within(window), 4, width.many.1);
         let block_bytes = kv_heads * KvType::Bf16.panel(width.head_dim);
-        width.chunks(&items.few, [kv_heads, block_bytes], &DeviceInfo::h100()).1
+        width.chunks(&items.few, [kv_heads, block_bytes], &DeviceInfo::h100())
+    }
+
+    fn chunks(width: &Width, kv_heads: usize, before: &[usize]) -> usize {
+        split(width, kv_heads, before, None).1
+    }
+
+    /// So steps of decoding launch the same.
+    #[test]
+    fn a_full_window_is_split_in_the_same_way_wherever_it_begins() {
+        for window in [1, 12, 64, 65, 512, 1000] {
+            for width in WIDTHS.iter().chain(&INT8_WIDTHS) {
+                let at = |before: usize| split(width, 4, &[before], Some(window));
+                let first = at(5000);
+                assert!((5001..5200).all(|before| at(before) == first), "{window}");
+            }
+        }
+        let [narrow, _] = &WIDTHS;
+        assert!(split(narrow, 4, &[5000], Some(512)).1 > 1);
+        assert_eq!(split(narrow, 4, &[5000], Some(12)), (2, 1));
+        assert_eq!(split(narrow, 4, &[300], Some(512)), split(narrow, 4, &[300], None));
     }
 
     #[test]

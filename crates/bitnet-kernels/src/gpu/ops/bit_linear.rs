@@ -356,11 +356,11 @@ impl<D: Driver> Gpu<D> {
         rope: &Rope,
         kv: &Kv,
     ) -> Result<(u64, u64), GpuError> {
-        self.describe(step);
-        assert!(self.step.positions <= rope.positions, "the rotary table must have all positions");
-        assert!(self.step.reached <= kv.shape.blocks, "blocks must be in the cache");
-        let positions = self.upload_once(Upload::Positions, || positions(step))?;
-        Ok((positions, self.upload_once(Upload::Slots, || slots(step))?))
+        let known = self.describe(step);
+        assert!(known.positions <= rope.positions, "the rotary table must have all positions");
+        assert!(known.reached <= kv.shape.blocks, "blocks must be in the cache");
+        let positions = self.upload_once(step, Upload::Positions, || positions(step))?;
+        Ok((positions, self.upload_once(step, Upload::Slots, || slots(step))?))
     }
 
     fn multiply(&mut self, n: usize, x: &Int8Rows, w: &Linear, sink: Sink<'_>) -> Result<(), GpuError> {

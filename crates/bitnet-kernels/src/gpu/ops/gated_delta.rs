@@ -68,8 +68,8 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         self.describe(step);
-        let tokens = self.upload_once(Upload::DeltaTokens, || token_words(step.runs))?;
-        let runs = self.upload_once(Upload::DeltaRuns, || run_words(step.runs))?;
+        let tokens = self.upload_once(step, Upload::DeltaTokens, || token_words(step.runs))?;
+        let runs = self.upload_once(step, Upload::DeltaRuns, || run_words(step.runs))?;
         let mixed = self.make_mixed(n)?;
         self.delta_inputs(n, x, w, state, [tokens, mixed])?;
         self.delta_rule(step.runs.len(), w, state, [mixed, runs])?;

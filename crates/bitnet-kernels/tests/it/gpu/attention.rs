@@ -20,6 +20,8 @@ pub struct Heads {
     pub dim: usize,
     /// Type of the cache.
     pub kv: KvType,
+    /// Number of keys that a token sees; all if `None`.
+    pub window: Option<usize>,
 }
 
 /// A piece of a sequence in one step: sequence, first token, one past the last token.
@@ -46,7 +48,7 @@ pub fn attend(
     sequences: &[Vec<f32>],
     steps: &[&[Piece]],
 ) -> Result<(Outputs, Outputs), GpuError> {
-    let Heads { queries, keys, dim, kv } = heads;
+    let Heads { queries, keys, dim, kv, window } = heads;
     let rows = (queries + 2 * keys) * dim;
     let (mut gpu, mut reference) = (Gpu::new(simulator)?.keeping(kv), Reference::bf16().keeping(kv));
     let trits: Vec<i8> = (0..rows * HIDDEN).map(|i| (value(i, 99) * 1.5).round() as i8).collect();
@@ -82,7 +84,7 @@ pub fn attend(
         let mut q = reference.int8_rows(n, HIDDEN, Grouping::Row).unwrap();
         reference.norm_quantize(n, &x, [None, None], None, &mut q).unwrap();
         let mut qkv = reference.rows(n, rows, RowsKind::Intermediate).unwrap();
-        let all = Step::new(&runs, &blocks);
+        let all = Step::new(&runs, &blocks).within(window);
         reference.bit_linear_norm_rope_store(all, &q, &w, queries, &rope, None, &mut qkv, &mut kv).unwrap();
         let mut out = reference.rows(n, queries * dim, RowsKind::Intermediate).unwrap();
         reference.attention(all, &qkv, &kv, &mut out).unwrap();
@@ -124,7 +126,7 @@ fn queries_are_exact_and_attention_is_near_the_reference() {
             &[(2, 129, 130), (1, 64, 79)],
         ];
         for (gpu, kv) in GPUS.into_iter().flat_map(|gpu| KV_TYPES.map(|kv| (gpu, kv))) {
-            let heads = Heads { queries, keys, dim, kv };
+            let heads = Heads { queries, keys, dim, kv, window: None };
             let (actual, expected) = attend(gpu(), heads, &sequences, steps).unwrap();
             for (s, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
                 for (t, ([a_query, a], [e_query, e])) in actual.iter().zip(expected).enumerate() {
@@ -151,16 +153,20 @@ pub fn bits(outputs: &[Vec<[Vec<f32>; 2]>]) -> Vec<u32> {
 #[test]
 fn attention_does_not_depend_on_chunks_or_on_other_sequences() {
     let [newer, older] = GPUS;
-    for (queries, keys, dim, kv, gpu) in [
-        (4, 2, 64, KvType::Bf16, newer),
-        (4, 2, 64, KvType::Bf16, older),
-        (6, 1, 128, KvType::Bf16, older),
-        (2, 1, 200, KvType::Bf16, newer),
-        (4, 2, 64, KvType::Int8, newer),
-        (6, 1, 100, KvType::Int8, older),
-        (2, 1, 200, KvType::Int8, older),
+    for (queries, keys, dim, kv, gpu, window) in [
+        (4, 2, 64, KvType::Bf16, newer, None),
+        (4, 2, 64, KvType::Bf16, older, None),
+        (6, 1, 128, KvType::Bf16, older, None),
+        (2, 1, 200, KvType::Bf16, newer, None),
+        (4, 2, 64, KvType::Int8, newer, None),
+        (6, 1, 100, KvType::Int8, older, None),
+        (2, 1, 200, KvType::Int8, older, None),
+        (4, 2, 64, KvType::Bf16, older, Some(5)),
+        (2, 1, 64, KvType::Bf16, newer, Some(70)),
+        (2, 1, 36, KvType::Int8, newer, Some(66)),
+        (2, 1, 200, KvType::Int8, older, Some(64)),
     ] {
-        let heads = Heads { queries, keys, dim, kv };
+        let heads = Heads { queries, keys, dim, kv, window };
         let (tokens, other) = (141, sequence(70, 8));
         let alone = [sequence(tokens, 7)];
         let one = |processors| gpu().set(|info| info.processors = processors);
@@ -184,7 +190,7 @@ fn attention_does_not_depend_on_chunks_or_on_other_sequences() {
 /// A warp merges the parts of 32 tiles of keys at a time; here are 34.
 #[test]
 fn one_token_after_more_tiles_than_a_warp_merges_at_once_is_attended_as_in_a_prompt() {
-    let heads = Heads { queries: 1, keys: 1, dim: 16, kv: KvType::Bf16 };
+    let heads = Heads { queries: 1, keys: 1, dim: 16, kv: KvType::Bf16, window: None };
     let (tokens, one) = (34 * 64, [sequence(34 * 64, 7)]);
     let whole = bits(&attend(Simulator::default(), heads, &one, &[&[(0, 0, tokens)]]).unwrap().0);
     let last: &[&[Piece]] = &[&[(0, 0, tokens - 1)], &[(0, tokens - 1, tokens)]];
@@ -195,7 +201,7 @@ fn one_token_after_more_tiles_than_a_warp_merges_at_once_is_attended_as_in_a_pro
 #[test]
 fn a_token_behind_one_that_is_not_a_number_is_not_touched() {
     for kv in KV_TYPES {
-        let heads = Heads { queries: 2, keys: 1, dim: 32, kv };
+        let heads = Heads { queries: 2, keys: 1, dim: 32, kv, window: None };
         let clean = [sequence(40, 5)];
         let mut poisoned = clean.clone();
         poisoned[0][20 * HIDDEN + 3] = f32::NAN;
@@ -207,6 +213,25 @@ fn a_token_behind_one_that_is_not_a_number_is_not_touched() {
             poisoned[0][20..].iter().all(|[_, out]| out.iter().all(|x| x.is_nan())),
             "it reaches all after it: {kv}"
         );
+    }
+}
+
+/// Within one tile of keys, and with the whole tile before the window.
+#[test]
+fn a_token_whose_window_begins_after_one_that_is_not_a_number_is_not_touched() {
+    for (kv, window) in [(KvType::Bf16, 3), (KvType::Int8, 10)] {
+        let heads = Heads { queries: 2, keys: 1, dim: 32, kv, window: Some(window) };
+        let clean = [sequence(90, 5)];
+        let mut poisoned = clean.clone();
+        poisoned[0][20 * HIDDEN + 3] = f32::NAN;
+        let step: &[&[Piece]] = &[&[(0, 0, 90)]];
+        let clean = attend(Simulator::default(), heads, &clean, step).unwrap().0;
+        let poisoned = attend(Simulator::default(), heads, &poisoned, step).unwrap().0;
+        let sees = 20..20 + window;
+        for (t, (clean, poisoned)) in clean[0].iter().zip(&poisoned[0]).enumerate() {
+            assert_eq!(poisoned[1].iter().all(|x| x.is_nan()), sees.contains(&t), "{kv}: token {t}");
+            assert!(sees.contains(&t) || clean == poisoned, "{kv}: token {t}");
+        }
     }
 }
 

@@ -53,7 +53,7 @@ fn head(simulator: Simulator, n: usize, width: usize) -> Result<Vec<u32>, GpuErr
     Ok(logits.iter().map(|x| x.to_bits()).collect())
 }
 
-const HEADS: Heads = Heads { queries: 3, keys: 1, dim: 100, kv: KvType::Bf16 };
+const HEADS: Heads = Heads { queries: 3, keys: 1, dim: 100, kv: KvType::Bf16, window: None };
 const INT8_HEADS: Heads = Heads { kv: KvType::Int8, ..HEADS };
 
 /// Three tiles of keys, the last one partial. The second step begins within a tile, so that blocks of rows do too.
@@ -76,6 +76,21 @@ fn poisoned_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
 fn decode(simulator: Simulator, heads: Heads) -> Result<Vec<u32>, GpuError> {
     let steps: &[&[_]] = &[&[(0, 0, 390), (1, 0, 20)], &[(0, 390, 391), (1, 20, 21)], &[(0, 391, 392)]];
     Ok(bits(&attend(simulator, heads, &[sequence(392, 1), sequence(21, 2)], steps)?.0))
+}
+
+/// A prompt that is longer than its windows. Those of the first rows of a block begin in a tile of which the others see
+/// no key.
+fn windowed_prompt(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let heads = Heads { queries: 1, window: Some(20), ..HEADS };
+    Ok(bits(&attend(simulator, heads, &[sequence(120, 1)], &[&[(0, 0, 70)], &[(0, 70, 120)]])?.0))
+}
+
+/// Some tokens, whose windows begin in the fourth tile of keys and the fifth, beside another sequence; with several
+/// processors, they are split.
+fn windowed_decode(simulator: Simulator) -> Result<Vec<u32>, GpuError> {
+    let heads = Heads { window: Some(136), ..HEADS };
+    let steps: &[&[_]] = &[&[(0, 0, 390), (1, 0, 20)], &[(0, 390, 393), (1, 20, 21)]];
+    Ok(bits(&attend(simulator, heads, &[sequence(393, 1), sequence(21, 2)], steps)?.0))
 }
 
 /// All mutants.
@@ -141,6 +156,8 @@ impl Mutant {
             ("poisoned_prompt", []) => poisoned_prompt(simulator),
             ("decode", []) => decode(simulator, HEADS),
             ("decode_int8", []) => decode(simulator, INT8_HEADS),
+            ("windowed_prompt", []) => windowed_prompt(simulator),
+            ("windowed_decode", []) => windowed_decode(simulator),
             ("bounded", &[n, width]) => small::bounded(simulator, n, width),
             ("bounded_in_little", &[n, width]) => small::bounded_in_little(simulator, n, width),
             ("normed_product", &[rows]) => small::normed_product(simulator, rows),

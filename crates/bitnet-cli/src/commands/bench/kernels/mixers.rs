@@ -11,13 +11,13 @@ use super::{Kernels, Work, values};
 use crate::error::CliError;
 
 impl<B: Footprint + Inspect> Kernels<'_, B> {
-    /// Measures attention of the last `n` tokens of sequences of `context` tokens.
+    /// Measures attention of the last `n` tokens of sequences of `context` tokens, to all keys or to those of a window.
     pub(super) fn attention(
         &mut self,
         operation: &'static str,
         sequences: usize,
-        n: usize,
-        context: usize,
+        [n, context]: [usize; 2],
+        window: Option<usize>,
     ) -> Result<(), CliError> {
         let (q, kv_width) = (self.spec.q_width(), self.spec.kv_width());
         let per = context.div_ceil(Batch::BLOCK_TOKENS);
@@ -31,15 +31,18 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         let blocks: Vec<u32> = (0..(sequences * per) as u32).collect();
         let shape =
             KvShape { blocks: blocks.len(), kv_heads: self.spec.kv_heads, head_dim: self.spec.head_dim };
-        let cached = self.backend.bytes(&Held::Kv(shape)) * context / (per * Batch::BLOCK_TOKENS);
+        // Each token attends to itself and to those before it, or the last of them.
+        let keys = |position: usize| window.unwrap_or(usize::MAX).min(position + 1);
+        let read = n - 1 + keys(context - n);
+        let cached = self.backend.bytes(&Held::Kv(shape)) * read / (per * Batch::BLOCK_TOKENS);
         let caches = (0..self.copies(cached).min(self.spec.layers))
             .map(|_| self.backend.kv(shape))
             .collect::<Result<Vec<_>, _>>()?;
         let tokens = sequences * n;
         let qkv = self.backend.rows(tokens, q + 2 * kv_width, RowsKind::Intermediate)?;
         let mut out = self.backend.rows(tokens, q, RowsKind::Intermediate)?;
-        // Each token attends to those before it and to itself, with one product for the score and one for the value.
-        let pairs = sequences * (n * (context - n) + n * (n + 1) / 2);
+        // Of each pair there is one product for the score and one for the value.
+        let pairs = sequences * (context - n..context).map(keys).sum::<usize>();
         let work = Work {
             operation,
             shape: format!("{n}x{context}"),
@@ -48,7 +51,7 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
             operations: 4 * q * pairs,
             peak: self.bounds.floats,
         };
-        let step = Step::new(&runs, &blocks);
+        let step = Step::new(&runs, &blocks).within(window);
         self.time(work, caches.len(), |b, i| b.attention(step, &qkv, &caches[i], &mut out))
     }
 

@@ -97,9 +97,6 @@ pub fn measure<B: Footprint + Inspect>(
     let spec = &checkpoint.spec;
     let grouping = if spec.grouped.projections { Grouping::Groups } else { Grouping::Row };
     let mut kernels = Kernels { backend, spec, bounds, float, grouping, tuned: Vec::new(), each };
-    if let Some(what) = spec.cpu_only().filter(|_| !B::EVERY_FAMILY) {
-        return Err(KernelError::NotOnDevice { what }.into());
-    }
     kernels.projections(sizes)?;
     if let Some(experts) = spec.experts {
         kernels.experts(experts, sizes.steps)?;
@@ -117,10 +114,16 @@ pub fn measure<B: Footprint + Inspect>(
     kernels.ends(checkpoint, sizes)?;
     for &context in sizes.contexts {
         for &batch in sizes.batches {
-            kernels.attention("attention", batch, 1, context)?;
+            kernels.attention("attention", batch, [1, context], None)?;
         }
     }
-    kernels.attention("prompt's attention", 1, sizes.prompt, sizes.prompt)?;
+    kernels.attention("prompt's attention", 1, [sizes.prompt; 2], None)?;
+    if let (window @ Some(_), Some(&context)) = (spec.sliding_window(), sizes.contexts.last()) {
+        for &batch in sizes.batches {
+            kernels.attention("windowed attention", batch, [1, context], window)?;
+        }
+        kernels.attention("prompt's windowed attention", 1, [sizes.prompt; 2], window)?;
+    }
     Ok(kernels.tuned)
 }
 
