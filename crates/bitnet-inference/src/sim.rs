@@ -122,7 +122,7 @@ impl HashModel {
         self
     }
 
-    /// Makes its state slots have no logs, like those on a GPU.
+    /// Makes its state slots have no logs.
     pub fn without_logs(self) -> Self {
         HashModel { without_logs: true, ..self }
     }

@@ -28,6 +28,8 @@ pub struct StepLoop<'m> {
     outcome: StepOutcome,
     /// Number of steps so far.
     steps: u64,
+    /// [`Stepper::unrecorded`] after the last step.
+    unrecorded: u64,
     /// Tokens drawn in the last step.
     drawn: usize,
     /// Microseconds that the last step was predicted to take.
@@ -65,6 +67,7 @@ impl<'m> StepLoop<'m> {
             plan: Plan::default(),
             outcome: StepOutcome::default(),
             steps: 0,
+            unrecorded: 0,
             drawn: 0,
             predicted: None,
             times: StepTimes::default(),
@@ -160,6 +163,8 @@ impl<'m> StepLoop<'m> {
         let compute = self.lap();
         self.times = StepTimes { plan, draft, compute, ..self.stepper.times() };
         self.outcome.micros = (draft + compute).as_micros() as u64;
+        let unrecorded = self.stepper.unrecorded();
+        self.outcome.unrecorded = std::mem::replace(&mut self.unrecorded, unrecorded) < unrecorded;
         self.drawn = self.outcome.drawn.len();
         self.tier.iter_mut().for_each(|tier| tier.after_step(self.outcome.micros));
     }

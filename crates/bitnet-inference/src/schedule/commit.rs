@@ -54,6 +54,8 @@ pub struct StepOutcome {
     pub failed_copies: Vec<u32>,
     /// Time of the step in microseconds.
     pub micros: u64,
+    /// Whether a device was given work for the first or second time, which takes it longer than when it comes again.
+    pub unrecorded: bool,
 }
 
 impl Scheduler {
@@ -83,7 +85,10 @@ impl Scheduler {
         // Paused sequences wait for their readers, not for a place.
         let wait = self.waiting.iter().map(|&slot| seq(&self.slots, slot)).filter(|s| s.paused.is_none());
         let (waiting, oldest) = wait.fold((0, now), |(n, oldest), s| (n + 1, oldest.min(s.since)));
-        self.pace.after_step(plan.load, outcome.micros, waiting, now - oldest);
+        // Prompts are hardly ever recorded.
+        if !outcome.unrecorded || plan.load.prefill > 0 {
+            self.pace.after_step(plan.load, outcome.micros, waiting, now - oldest);
+        }
     }
 
     /// Drops a snapshot that was not copied, or recomputes the sequence whose state it was to become.

@@ -165,7 +165,7 @@ fn best(all: &mut [Candidate], step: StepLoad, time: f64, room: usize, times: &S
 fn give(all: &mut [Candidate], step: StepLoad, passes: usize, room: usize, times: &StepModel) -> f64 {
     let [row, drafted] = times.draft_costs();
     let mut tokens = step.decodes.max(1) as f64;
-    let mut time = times.predict(StepLoad { passes, ..step }).unwrap_or(f64::MAX);
+    let mut time = times.predict_among_others(StepLoad { passes, ..step }).unwrap_or(f64::MAX);
     let mut left = room;
     all.iter_mut().for_each(|c| c.given = 0);
     let deepest = all.iter().map(|c| c.most).max().unwrap_or(0);
@@ -248,6 +248,71 @@ mod tests {
         let mut text = [candidate(Source::Text, 0.8)];
         allot(&mut text, step, 100, &times);
         assert!(text[0].given > 0, "drafts from the text need no pass");
+    }
+
+    /// A GPU: two rows take a third longer than one, and more take no longer than two.
+    fn gpu(rows: usize) -> f64 {
+        if rows == 1 { 5000.0 } else { 6700.0 }
+    }
+
+    fn model_of(time: fn(usize) -> f64) -> StepModel {
+        let mut times = StepModel::default();
+        for decodes in [1, 2, 4, 1, 2, 4, 1, 2, 4] {
+            times.observe(StepLoad { decodes, ..StepLoad::default() }, time(decodes) as u64);
+        }
+        times
+    }
+
+    #[test]
+    fn where_only_the_second_row_is_dear_a_sequence_gets_many_drafts_or_none() {
+        let times = model_of(gpu);
+        let drafts = |rate| given(Source::Text, rate, 1, &times);
+        assert_eq!([0.9, 0.7, 0.4, 0.2].map(drafts), [4, 4, 4, 0]);
+    }
+
+    /// How many times as fast a text of 1,000 tokens is with drafts that are right with this chance.
+    fn gain(time: fn(usize) -> f64, chance: f64, seed: u64) -> f64 {
+        let mut times = model_of(time);
+        let (mut own, mut all) = (Rates::default(), Rates::default());
+        let (mut tokens, mut took, mut state) = (0, 0.0, seed);
+        while tokens < 1000 {
+            let rates = own.of_sequence(&all);
+            let probe = tokens % 64 == 0;
+            let mut one = [Candidate { rates, probe, ..candidate(Source::Text, 0.0) }];
+            allot(&mut one, StepLoad { decodes: 1, ..StepLoad::default() }, 100, &times);
+            let drafts = one[0].given;
+            let right = (0..drafts).take_while(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                ((state >> 40) as f64) < chance * (1u64 << 24) as f64
+            });
+            let right = right.count();
+            if drafts > 0 {
+                own.learn(drafts, right);
+                all.learn_of_any(drafts, right);
+            }
+            let step = time(1 + drafts);
+            times.observe(StepLoad { decodes: 1, drafts, ..StepLoad::default() }, step as u64);
+            (tokens, took) = (tokens + 1 + right, took + step);
+        }
+        tokens as f64 * time(1) / took
+    }
+
+    #[test]
+    fn drafts_gain_where_steps_leave_room_for_them_and_cost_next_to_nothing_elsewhere() {
+        let two_cores = |rows: usize| 73_000.0 + 63_000.0 * rows as f64;
+        for seed in 0..20 {
+            for chance in [0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0] {
+                for (machine, time) in [("gpu", gpu as fn(usize) -> f64), ("two cores", two_cores)] {
+                    let gain = gain(time, chance, seed);
+                    assert!(gain > 0.98, "{machine}: {gain:.3} with chance {chance}, seed {seed}");
+                }
+            }
+            let least = [(0.5, 1.2), (0.7, 1.7), (0.85, 2.4), (1.0, 3.4)];
+            for (chance, least) in least {
+                let gain = gain(gpu, chance, seed);
+                assert!(gain > least, "{gain:.3} with chance {chance}, seed {seed}");
+            }
+        }
     }
 
     #[test]

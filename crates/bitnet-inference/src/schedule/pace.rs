@@ -69,10 +69,10 @@ pub struct StepLoad {
 }
 
 /// Number of terms of a [`StepModel`].
-const N: usize = 7;
+const N: usize = 8;
 
 /// The time of a step as `a + b * (decodes + drafts) + c * context + d * prefill + e * attended + f * passes +
-/// g * drafted`, fitted to the steps so far by recursive least squares that slowly forgets.
+/// g * drafted`, and `h` more if it has more than one row, because a GPU has other kernels for those; fitted to the steps so far by recursive least squares that slowly forgets.
 #[derive(Debug, Clone)]
 pub struct StepModel {
     weights: [f64; N],
@@ -104,6 +104,7 @@ impl StepModel {
             of(attended, 16384.0),
             passes as f64,
             drafted as f64,
+            f64::from(u8::from(decodes + drafts + prefill > 1)),
         ]
     }
 
@@ -129,14 +130,24 @@ impl StepModel {
 
     /// Predicted time of a step in microseconds; `None` until a few steps have been observed.
     pub fn predict(&self, load: StepLoad) -> Option<f64> {
-        let features = Self::features(load);
+        self.time(Self::features(load))
+    }
+
+    /// The same for `load` in a step that has more rows than these.
+    pub(crate) fn predict_among_others(&self, load: StepLoad) -> Option<f64> {
+        let mut features = Self::features(load);
+        features[N - 1] = 1.0;
+        self.time(features)
+    }
+
+    fn time(&self, features: [f64; N]) -> Option<f64> {
         let milliseconds: f64 = (0..N).map(|i| self.weights[i].max(0.0) * features[i]).sum();
         (self.seen >= 8).then_some(milliseconds * 1e3)
     }
 
     /// Number of prompt tokens from `position` on that fit into `micros` in addition to `load`.
     fn prefill_within(&self, load: StepLoad, position: usize, micros: f64) -> Option<f64> {
-        let rest = self.predict(load)?;
+        let rest = self.predict_among_others(load)?;
         let [_, _, _, token, read, ..] = self.weights.map(|w| w.max(0.0) * 1e3);
         let each = token / 16.0 + read / 16384.0 * position as f64;
         Some((micros - rest) / each.max(1e-4))
@@ -149,7 +160,7 @@ impl StepModel {
 
     /// Number of further rows that fit into `micros` in addition to `load`.
     fn rows_within(&self, load: StepLoad, micros: f64) -> Option<f64> {
-        let rest = self.predict(load)?;
+        let rest = self.predict_among_others(load)?;
         Some((micros - rest) / (self.weights[1].max(0.0) * 1e3).max(1e-4))
     }
 }

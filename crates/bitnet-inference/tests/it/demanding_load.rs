@@ -19,6 +19,8 @@ struct Circle {
     now: u64,
     micros: fn(StepLoad) -> u64,
     plan: Plan,
+    /// Number of steps with drafts that a device is yet to record; each of them takes a second.
+    unrecorded: usize,
     /// Requests that have ended.
     ended: BTreeSet<u64>,
 }
@@ -46,6 +48,7 @@ impl Circle {
             now: 0,
             micros,
             plan: Plan::default(),
+            unrecorded: 0,
             ended: BTreeSet::new(),
         }
     }
@@ -61,7 +64,10 @@ impl Circle {
     fn step(&mut self) -> BTreeSet<u64> {
         self.scheduler.tick(self.now);
         assert!(self.scheduler.plan(self.now, &mut self.plan));
-        let mut outcome = StepOutcome { micros: (self.micros)(self.plan.load), ..StepOutcome::default() };
+        let unrecorded = self.plan.load.drafts > 0 && self.unrecorded > 0;
+        self.unrecorded -= usize::from(unrecorded);
+        let micros = if unrecorded { 1_000_000 } else { (self.micros)(self.plan.load) };
+        let mut outcome = StepOutcome { micros, unrecorded, ..StepOutcome::default() };
         let mut planned = BTreeSet::new();
         for run in &self.plan.runs {
             let (s, first) = (self.scheduler.sequence(run), outcome.drawn.len());
@@ -104,6 +110,19 @@ fn drafts_of_repetitive_texts_keep_no_other_request_waiting() {
         assert!(world.step().contains(&id), "request {id} is not in the first step after it came");
         assert!(world.ended.contains(&id));
     }
+}
+
+#[test]
+fn steps_that_a_device_does_for_the_first_time_do_not_end_drafts() {
+    let mut world = Circle::new(limits(8, 64, 8, 4), fast);
+    world.unrecorded = 6;
+    world.submit(0, 20, 400, Priority::Normal);
+    (0..40).for_each(|_| drop(world.step()));
+    assert!(
+        world.unrecorded == 0 && world.scheduler.counts().accepted > 70,
+        "{:?}",
+        world.scheduler.counts()
+    );
 }
 
 #[test]

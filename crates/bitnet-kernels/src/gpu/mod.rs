@@ -70,6 +70,8 @@ pub struct Counts {
     pub launches: u64,
     /// Allocations of device memory.
     pub allocations: u64,
+    /// Sequences of launches that came for the first time, and were handed over one by one, to be recorded if they come again.
+    pub first: u64,
     /// Sequences of launches that were recorded.
     pub recordings: u64,
     /// Recordings that the driver failed to make or to run. After the first, launches no longer overlap in recordings;

@@ -220,7 +220,7 @@ impl<D: Driver> Gpu<D> {
         for launch in &launches {
             self.driver.launch(launch, &self.kernels.get(launch.kernel()).function)?;
         }
-        self.queue.recordings.saw(&launches, hash);
+        self.counts.first += u64::from(self.queue.recordings.saw(&launches, hash));
         self.queue.spare = launches;
         Ok(())
     }

@@ -148,14 +148,16 @@ impl<G> Recordings<G> {
         self.state.how != Recorded::Never && self.seen.contains(&hash)
     }
 
-    /// Remembers launches that ran without a recording.
-    pub(super) fn saw(&mut self, launches: &[Launch], hash: u64) {
-        if launches.len() >= WORTH {
+    /// Remembers launches that ran without a recording, and returns whether they get one when they come again.
+    pub(super) fn saw(&mut self, launches: &[Launch], hash: u64) -> bool {
+        let worth = launches.len() >= WORTH;
+        if worth {
             if self.seen.len() == REMEMBERED {
                 self.seen.pop_front();
             }
             self.seen.push_back(hash);
         }
+        worth && self.state.how != Recorded::Never
     }
 
     /// Keeps a recording, and returns its index.

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use bitnet_kernels::Wanted;
+use bitnet_kernels::{Wanted, gpu::Recorded};
 
 use super::Stepper;
 use crate::schedule::StepLoad;
@@ -28,8 +28,11 @@ impl Stepper<'_> {
             .filter(|load| load.prefill <= room && load.decodes + load.prefill <= limits.max_tokens);
         let loads: Vec<StepLoad> = loads.collect();
         let start = Instant::now();
-        // The first step runs with cold caches and is not counted.
-        let shown = loads.first().into_iter().chain(loads.iter().cycle().take(2 * loads.len()));
+        // The first step runs with cold caches and is not counted; nor are the first two of each size on a device that
+        // records its work, because it does so when a step comes again.
+        let records = self.model.device().is_some_and(|device| device.recorded != Recorded::Never);
+        let cold = if records { 2 * loads.len() } else { 1 };
+        let shown = loads.iter().cycle().take(cold).chain(loads.iter().cycle().take(2 * loads.len()));
         for (step, &load) in shown.enumerate() {
             if start.elapsed() > CALIBRATION_TIME {
                 return;
@@ -48,7 +51,7 @@ impl Stepper<'_> {
             let forward = || self.model.forward(&self.batch, &mut self.logits);
             // A model that fails here will also fail on requests, each of which then gets its own error.
             let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(forward)) else { return };
-            if step > 0 {
+            if step >= cold {
                 observe(load, begun.elapsed().as_micros() as u64);
             }
         }

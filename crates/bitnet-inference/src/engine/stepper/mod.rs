@@ -107,6 +107,11 @@ impl<'m> Stepper<'m> {
         self.model.device()
     }
 
+    /// How often a device was given launches without replaying a recording that was there before.
+    pub fn unrecorded(&self) -> u64 {
+        self.device().map_or(0, |device| device.counts.first + device.counts.recordings)
+    }
+
     /// The error of a device that failed and lost its memory, so that no further step can run.
     pub fn lost(&self) -> Option<&ForwardError> {
         self.lost.as_ref()

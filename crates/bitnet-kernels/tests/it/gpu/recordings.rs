@@ -33,6 +33,7 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
     let mut out = gpu.int8_rows(ROWS, WIDTH, Grouping::Row).unwrap();
     let counts = |gpu: &Gpu<Simulator>| (gpu.counts().recordings, gpu.counts().replays);
 
+    let before = gpu.counts().first;
     let of_a = step(&mut gpu, ROWS, &a, &mut out);
     assert_eq!(counts(&gpu), (0, 0), "what comes once is not recorded");
     for again in 1..3 {
@@ -61,6 +62,7 @@ fn launches_are_recorded_when_they_come_again_and_replayed_only_if_all_are_equal
         assert_eq!(step(&mut gpu, ROWS, &a, &mut out), of_a);
         assert_eq!(counts(&gpu), (3, 6), "others than those that were recorded");
     }
+    assert_eq!(gpu.counts().first - before, 5, "three that came again, and two that did not");
 }
 
 fn failed(during: &'static str) -> GpuError {
