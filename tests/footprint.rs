@@ -146,18 +146,20 @@ fn loaded(
     limits: Limits,
     kv: KvType,
     [all_logits, windows]: [bool; 2],
+    drafts: usize,
 ) -> (usize, usize) {
     let mut gpu = Gpu::new(Null::default()).unwrap().keeping(kv);
     if all_logits {
         gpu = gpu.for_all_logits();
     }
-    let footprint = ModelFootprint::new(&gpu, spec, tensors);
+    let footprint = ModelFootprint::new(&gpu, spec, tensors).with_logs(drafts);
     let footprint = if windows { footprint.with_windows() } else { footprint };
     let recordings = gpu.recordings_bytes(footprint.max_launches());
     let estimated = footprint.bytes(limits) as usize - recordings;
     let opened = gpu.driver().held();
     let load = if windows { Transformer::load_with_windows } else { Transformer::load };
     let mut model = load(spec, tensors, gpu, limits, &mut |_, _| {}).unwrap();
+    model.reserve_log(drafts).unwrap();
     // Another allocation frees what has been dropped.
     let last = model.backend_mut().alloc(16, "the last").unwrap();
     (model.backend_mut().driver().held() - opened - last.bytes(), estimated)
@@ -176,14 +178,14 @@ fn on_a_gpu() {
         let small = Limits { max_tokens: 1, max_logit_rows: 1, kv_blocks: 1, state_slots: states };
         // More blocks than windows need.
         let long = Limits { max_logit_rows: 1, kv_blocks: 60, ..large };
-        for (limits, kv, how) in [
-            (small, bf16, [false, false]),
-            (large, bf16, [false, false]),
-            (large, int8, [false, false]),
-            (large, bf16, [true, false]),
-            (long, bf16, [false, true]),
+        for (limits, kv, how, drafts) in [
+            (small, bf16, [false, false], 0),
+            (large, bf16, [false, false], 4),
+            (large, int8, [false, false], 1),
+            (large, bf16, [true, false], 0),
+            (long, bf16, [false, true], 0),
         ] {
-            let (allocated, estimated) = loaded(&spec, &*tensors, limits, kv, how);
+            let (allocated, estimated) = loaded(&spec, &*tensors, limits, kv, how, drafts);
             assert!(allocated <= estimated, "{form:?} {limits:?}: {allocated}, not {estimated}");
             assert!(!known || allocated == estimated, "{form:?} {limits:?}: {allocated}, not {estimated}");
             checked += usize::from(known);

@@ -8,8 +8,8 @@ use bitnet_kernels::{
     gpu::{Counts, Gpu},
 };
 use bitnet_model::{
-    Activation, Batch, Checkpoint, Limits, Logits, Model, ModelFootprint, ModelSpec, Synthetic, Target,
-    Transformer, convert,
+    Activation, Batch, CachePlace, Checkpoint, DraftLog, Limits, Logits, Model, ModelFootprint, ModelSpec,
+    Synthetic, Target, Transformer, convert,
 };
 use bitnet_tests::{Handle, Null, Simulator, Tap, all_forms, distances};
 
@@ -468,6 +468,46 @@ fn a_sequence_continues_from_a_copy_of_its_state_on_a_gpu() {
     model.forward(&batch, &mut logits).unwrap();
     let rest: Vec<f32> = (0..7).flat_map(|row| logits.row(row)).copied().collect();
     assert_eq!(bits(&rest), bits(&whole[13 * source.spec().vocab..]));
+}
+
+/// Drafts of which any number is right leave the text its logits, and its state that of a run without drafts.
+#[test]
+fn a_rejection_at_any_place_of_the_drafts_leaves_no_trace_on_a_gpu() {
+    let run = |model: &mut dyn Model, tokens: &[u32], start: usize, log: DraftLog| {
+        let (mut batch, mut logits) = (Batch::new(), Logits::default());
+        batch.push(tokens, start, &[0], 0..tokens.len());
+        batch.set_log(log);
+        model.forward(&batch, &mut logits).unwrap();
+        (0..tokens.len()).map(|row| bits(logits.row(row))).collect::<Vec<_>>()
+    };
+    let state = |model: &mut dyn Model| {
+        let mut bytes = vec![0; model.cache_bytes().unwrap().state];
+        model.read_cache(CachePlace::State(0), &mut bytes).unwrap();
+        bytes
+    };
+    for source in [recurrent(), rotated()] {
+        let text = tokens(&source, 20, 1);
+        let mut model = gpu(&source, 4);
+        let expected = run(&mut model, &text, 0, DraftLog::default());
+        let states = [15, 20].map(|len| {
+            run(&mut model, &text[..len], 0, DraftLog::default());
+            state(&mut model)
+        });
+        assert_eq!(model.reserve_log(3).unwrap(), 3);
+        let (mut at, mut accepted) = (7, 0);
+        run(&mut model, &text[..at], 0, DraftLog::default());
+        for right in [1, 0, 3, 2] {
+            let wrong = text[at + 1 + right..].iter().map(|token| token ^ 1).take(3 - right);
+            let drafted: Vec<u32> = text[at..=at + right].iter().copied().chain(wrong).collect();
+            let rows = run(&mut model, &drafted, at, DraftLog { accepted, drafts: 3 });
+            assert!(rows[..=right] == expected[at..=at + right], "{right} of 3 drafts at {at}");
+            (at, accepted) = (at + 1 + right, right);
+        }
+        assert!(state(&mut model) == states[0], "the state before the last drafts");
+        let rows = run(&mut model, &text[at..], at, DraftLog { accepted, drafts: 0 });
+        assert!(rows == expected[at..], "after the drafts");
+        assert!(state(&mut model) == states[1], "the state at the end");
+    }
 }
 
 /// What a server did whose batch changes its size at every step.

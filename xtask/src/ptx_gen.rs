@@ -186,7 +186,7 @@ fn kernels() -> Vec<Kernel> {
         kernels.push(Kernel { name: name.into(), template: "norm_rows.ptx", numbers });
     }
     for (name, whole, registers) in
-        [("sm80_delta_rule_d128_f32", true, 112), ("sm80_delta_rule_f32", false, 96)]
+        [("sm80_delta_rule_d128_f32", true, 128), ("sm80_delta_rule_f32", false, 96)]
     {
         let numbers = context! { whole, registers };
         kernels.push(Kernel { name: name.into(), template: "delta_rule.ptx", numbers });

@@ -350,7 +350,7 @@ pub trait Backend: Send {
     /// the norm of each head's output, and the output gate ([`crate::order`] has the formulas).
     ///
     /// `x` has the columns that [`DeltaShape`] describes, and `out` is `[n][value_width]`. Every run reads its slot of
-    /// `state` and writes the state after its last token to it; no two runs may share a slot. If the slot has a log, a run
+    /// `state` and writes the state after its last token to it; no two runs may share a slot. A run
     /// first takes the state through the drafts of the previous run that were accepted, and leaves the state before its
     /// own drafts ([`crate::DraftLog`]).
     fn gated_delta(
@@ -362,11 +362,9 @@ pub trait Backend: Send {
         out: &mut Self::Rows,
     ) -> Result<(), KernelError>;
 
-    /// Makes room for logs of up to `drafts` drafts, one beside every slot; returns how many fit. A backend without logs
-    /// returns 0, and its runs must not have any ([`crate::DraftLog`]).
-    fn reserve_log(&mut self, _state: &mut Self::State, _drafts: usize) -> Result<usize, KernelError> {
-        Ok(0)
-    }
+    /// Makes room for logs of up to `drafts` drafts, one beside every slot, where there is less; returns how many fit
+    /// ([`crate::DraftLog`]).
+    fn reserve_log(&mut self, state: &mut Self::State, drafts: usize) -> Result<usize, KernelError>;
 
     /// Copies the state in slot `from` to slot `to`, without its log.
     fn copy_state(&mut self, state: &mut Self::State, from: u32, to: u32) -> Result<(), KernelError>;

@@ -218,7 +218,7 @@ impl DeltaShape {
         self.channels().next_multiple_of(16) + 2 * self.value_heads.next_multiple_of(16)
     }
 
-    /// Floats that the log of a slot keeps for a draft: its input of the convolution, then its keys and values after it,
+    /// Floats that the log of a slot on the CPU keeps for a draft: its input of the convolution, then its keys and values after it,
     /// and the decays and the rates of all value heads.
     pub fn log_len(&self) -> usize {
         self.channels().next_multiple_of(16) + self.learned_len()
@@ -234,6 +234,13 @@ impl DeltaShape {
     pub fn gpu_between_len(&self) -> usize {
         let heads = 2 * self.key_heads + self.value_heads;
         (heads * self.head_dim.next_multiple_of(16) + 2 * self.value_heads).next_multiple_of(4)
+    }
+
+    /// Floats that the log of a slot on a GPU keeps for a draft: its input of the convolution, then its keys, what the
+    /// state of each value head changes by along the key, and the decays of all value heads.
+    pub fn gpu_log_len(&self) -> usize {
+        let heads = self.key_heads + self.value_heads;
+        self.channels().next_multiple_of(16) + heads * self.head_dim.next_multiple_of(16) + self.value_heads
     }
 
     /// Floats of one head's state.

@@ -46,7 +46,7 @@ pub struct Want {
     /// Minimum number of tokens that each sequence must have room for.
     pub least: usize,
     /// Maximum number of state slots that are useful if the model has recurrent layers: one for each sequence, and
-    /// others for snapshots and for copies of states made before drafts.
+    /// others for snapshots.
     pub states: usize,
     /// Minimum number of state slots, if the model has recurrent layers.
     pub least_states: usize,
@@ -89,9 +89,7 @@ impl Want {
     /// The same needs, with up to `drafts` drafted tokens for a sequence in a step.
     #[must_use]
     pub const fn drafting(self, drafts: usize) -> Want {
-        // One more state, which a sequence goes back to when a draft is refused on a device without logs.
-        let states = if drafts > 0 { self.states + 1 } else { self.states };
-        Want { drafts, states, ..self }
+        Want { drafts, ..self }
     }
 }
 
@@ -603,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_on_the_cpu_has_room_for_a_log_of_drafts() {
+    fn every_state_has_room_for_a_log_of_drafts() {
         let delta = DeltaShape { key_heads: 2, value_heads: 16, head_dim: 64, taps: 4 };
         let plain = crate::open_checkpoint("synthetic:tiny", &mut |_, _, _| {}).unwrap().checkpoint.spec;
         let hybrid = Hybrid { attends: vec![false; plain.layers].into(), delta, float_alpha_beta: false };

@@ -151,10 +151,10 @@ impl Case {
     }
 }
 
-/// The cases of a backend that has every operation: [`cases`], and those of operations that are on the CPU only.
+/// All of [`cases`], and longer texts with drafts, which would take a simulator too long.
 pub fn cpu_cases() -> Vec<Case> {
     let mut cases = cases();
-    recurrent::add_draft_cases(&mut cases);
+    recurrent::add_cpu_cases(&mut cases);
     cases
 }
 

@@ -28,6 +28,7 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
         let runs = &[(0, 7), (2, 1), (0, 2)];
         cases.push(Case::Delta { key_heads, value_heads, head_dim, taps, runs, odd: true });
     }
+    draft_cases(cases, 2, &[[4, 0, 0], [4, 3, 2], [3, 2, 2], [8, 7, 7], [6, 4, 1], [3, 2, 0], [1, 0, 0]]);
     rotated_cases(cases);
     for (n, width, column) in [(1, 1, 0), (9, 100, 3), (3, 256, 512), (5, 6144, 16)] {
         cases.push(Case::SigmoidGate { n, width, column });
@@ -51,10 +52,9 @@ pub(super) fn add_cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// Adds layers whose sequences draft, for backends with logs: none, some and all accepted, as many drafts as there are taps
-/// and more, and steps between that have none.
-pub(super) fn add_draft_cases(cases: &mut Vec<Case>) {
-    let runs: &[[usize; 3]] = &[
+/// Adds more layers whose sequences draft, in long texts.
+pub(super) fn add_cpu_cases(cases: &mut Vec<Case>) {
+    let runs = &[
         [9, 0, 0],
         [1, 0, 0],
         [4, 3, 2],
@@ -69,12 +69,18 @@ pub(super) fn add_draft_cases(cases: &mut Vec<Case>) {
         [7, 6, 5],
         [2, 1, 1],
     ];
+    for sequences in [1, 4] {
+        draft_cases(cases, sequences, runs);
+    }
+}
+
+/// Adds layers whose sequences draft: with the runs of [`add_cases`], none, some and all drafts are accepted, fewer than
+/// there are taps and more, and steps between have none.
+fn draft_cases(cases: &mut Vec<Case>, sequences: usize, runs: &'static [[usize; 3]]) {
     for (key_heads, value_heads, head_dim, taps) in
-        [(2, 8, 16, 4), (1, 3, 128, 4), (2, 6, 33, 2), (1, 1, 1, 1), (2, 2, 20, 5), (1, 17, 48, 3)]
+        [(2, 8, 16, 4), (1, 3, 128, 4), (2, 6, 33, 2), (1, 1, 1, 1), (2, 2, 20, 8), (1, 17, 48, 3)]
     {
-        for sequences in [1, 4] {
-            cases.push(Case::DeltaDrafts { key_heads, value_heads, head_dim, taps, sequences, runs });
-        }
+        cases.push(Case::DeltaDrafts { key_heads, value_heads, head_dim, taps, sequences, runs });
     }
 }
 
@@ -245,9 +251,7 @@ fn delta_drafts<B: Inspect>(
 ) -> Result<Results, KernelError> {
     let Sequences { layer, mut state, mut slots, .. } = Sequences::new(b, v, shape, sequences)?;
     let most = steps.iter().map(|run| run[1]).max().unwrap_or(0);
-    if b.reserve_log(&mut state, most)? < most {
-        return Err(KernelError::NotOnDevice { what: "a log of drafts" });
-    }
+    b.reserve_log(&mut state, most)?;
     let mut free = sequences as u32;
     let (mut at, mut accepted) = (vec![0; sequences], vec![0; sequences]);
     let mut results = Vec::new();

@@ -47,6 +47,7 @@ impl<D: Driver> Backend for Gpu<D> {
             out: &mut Int8Rows
         );
         fn gated_delta(step: Step<'_>, x: &Rows, w: &Delta, state: &mut State, out: &mut Rows);
+        fn reserve_log(state: &mut State, drafts: usize) -> usize;
         fn copy_state(state: &mut State, from: u32, to: u32);
         fn sigmoid_gate(n: usize, x: &Rows, column: usize, out: &mut Rows);
         fn dense(n: usize, x: &Rows, norm: &Norm<Gain>, w: &Table, out: &mut Rows, column: usize);

@@ -52,13 +52,15 @@ impl<D: Driver> Footprint for Gpu<D> {
                 floats(shape.channels() * shape.taps) + 2 * floats(shape.value_heads) + floats(shape.head_dim)
             }
             Held::State { shape, slots } => floats(slots * shape.state_len()),
+            Held::Log { drafts: 0, .. } => 0,
+            Held::Log { shape, slots, drafts } => floats(slots * drafts * shape.gpu_log_len()),
             Held::Rotation { width } => buffer(width.next_multiple_of(K_TILE) / 8),
             // The router is f32, and a dense table is counted for it.
             Held::Experts { ref shape, group } => {
                 buffers(expert_bytes(shape, group)) - buffer(dense_bytes(shape.count, shape.hidden))
             }
-            // The others are on the CPU only.
-            Held::Shortlist { .. } | Held::Log { .. } => 0,
+            // No copy is made.
+            Held::Shortlist { .. } => 0,
         }
     }
 

@@ -8,7 +8,7 @@ const WORD: usize = 4;
 /// Bytes of the description of a thread block's work item.
 const ITEM: usize = 32;
 /// Bytes of the description of a token or a run for gated-delta layers.
-const DELTA: usize = 16;
+const DELTA: usize = 24;
 /// Bytes of [`SamplingParams`](crate::SamplingParams).
 const SAMPLING: usize = 32;
 

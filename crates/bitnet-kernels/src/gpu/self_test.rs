@@ -87,6 +87,12 @@ const fn delta(key_heads: usize, value_heads: usize, head_dim: usize) -> Case {
     Case::Delta { key_heads, value_heads, head_dim, taps: 4, runs, odd: false }
 }
 
+/// Drafts of which some, all and none are accepted.
+const fn drafts(key_heads: usize, value_heads: usize, head_dim: usize) -> Case {
+    let runs = &[[4, 3, 1], [5, 4, 4], [2, 1, 0], [2, 0, 0]];
+    Case::DeltaDrafts { key_heads, value_heads, head_dim, taps: 4, sequences: 2, runs }
+}
+
 /// Columns of value heads in other places, where they are `grouped`, and levels of every kind.
 const fn rotated(grouped: Option<(usize, usize)>, grouping: Grouping) -> Case {
     Case::Rotated { n: 3, width: 1536, block: 512, signs: true, grouped, norms: 1, grouping }
@@ -100,7 +106,7 @@ const fn experts(n: usize, count: usize) -> Case {
     Case::Experts { n, hidden: 136, ffn: 72, count, used: 3, group, gate, dtype }
 }
 
-static CHECKS: [Check; 66] = [
+static CHECKS: [Check; 68] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2, grouping: Grouping::Row }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -165,7 +171,9 @@ static CHECKS: [Check; 66] = [
     (&[&NORM_QUANTIZE], rotated(None, Grouping::Row)),
     (&[&HADAMARD], Case::RotatedHead { n: 3, width: 1024, vocab: 40, group: 128, block: 1024 }),
     (&[&DELTA_INPUTS, &DELTA_RULE, &DELTA_OUTPUTS], delta(2, 4, 20)),
+    (&[&DELTA_INPUTS, &DELTA_RULE, &DELTA_OUTPUTS], drafts(2, 4, 20)),
     (&[&DELTA_RULE_D128], delta(1, 2, 128)),
+    (&[&DELTA_RULE_D128], drafts(1, 2, 128)),
     (&[&ROUTER, &CHOOSE, &GROUP_TOKENS, &EXPERTS_T8, &MIX], experts(1, 40)),
     (&[&EXPERTS_T32], experts(30, 8)),
     (&[&EXPERTS_T64], experts(50, 5)),

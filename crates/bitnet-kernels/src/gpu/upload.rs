@@ -28,9 +28,9 @@ pub(super) enum Upload {
     FewRows,
     /// The same for many rows.
     ManyRows,
-    /// u32 `[n][4]`: what gated-delta layers need to know of each token.
+    /// u32 `[n][6]`: what gated-delta layers need to know of each token.
     DeltaTokens,
-    /// u32 `[runs][4]`: what they need to know of each run.
+    /// u32 `[runs][6]`: what they need to know of each run.
     DeltaRuns,
 }
 

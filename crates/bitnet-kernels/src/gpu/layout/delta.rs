@@ -28,6 +28,11 @@ pub struct State {
     pub(in crate::gpu) shape: DeltaShape,
     pub(in crate::gpu) slots: usize,
     pub(in crate::gpu) values: DeviceBuffer,
+    /// f32 `[slots][room][gpu_log_len]`: the drafts of the last run of each slot, in order. A draft has its input of the
+    /// convolution, then its keys, changes and decays, heads as between the kernels of a layer.
+    pub(in crate::gpu) log: Option<DeviceBuffer>,
+    /// Drafts for which a log has room.
+    pub(in crate::gpu) room: usize,
 }
 
 impl<D: Driver> Gpu<D> {
@@ -57,7 +62,17 @@ impl<D: Driver> Gpu<D> {
     /// Makes `slots` recurrent states for one layer.
     pub fn state(&mut self, shape: DeltaShape, slots: usize) -> Result<State, GpuError> {
         let values = self.alloc(slots.saturating_mul(4 * shape.state_len()), "recurrent states")?;
-        Ok(State { shape, slots, values })
+        Ok(State { shape, slots, values, log: None, room: 0 })
+    }
+
+    /// Makes room for logs of `drafts` drafts, one beside every slot; returns how many fit.
+    pub fn reserve_log(&mut self, state: &mut State, drafts: usize) -> Result<usize, GpuError> {
+        if drafts > state.room {
+            let len = drafts.saturating_mul(state.shape.gpu_log_len());
+            state.log = Some(self.alloc(state.slots.saturating_mul(4 * len), "logs of drafts")?);
+            state.room = drafts;
+        }
+        Ok(state.room)
     }
 
     /// Makes room for what the kernels of a gated-delta layer pass to each other in a step of `tokens` tokens.

@@ -18,31 +18,39 @@ const RULE_VALUES: usize = 32;
 /// Heads of a thread block of [`DELTA_OUTPUTS`].
 const OUTPUT_HEADS: usize = 4;
 
-/// Position, index in its run, slot, and tokens to the end of its run, of every token.
+/// Position, slot, index in its run, accepted drafts before the run, tokens to the end of the run, and drafts among these,
+/// of every token.
 fn token_words(runs: &[Run]) -> Vec<u32> {
     let words = |run: &Run, i: usize| {
-        [run.start + i, i, run.state as usize, run.tokens.len() - i].map(|word| word as u32)
+        let DraftLog { accepted, drafts } = run.log;
+        [run.start + i, run.state as usize, i, accepted, run.tokens.len() - i, drafts].map(|word| word as u32)
     };
     runs.iter().flat_map(|run| (0..run.tokens.len()).flat_map(move |i| words(run, i))).collect()
 }
 
-/// First token, tokens, whether it starts from zeros, and slot, of every run.
+/// First token, tokens, position of the first, slot, accepted drafts before it, and drafts at the end, of every run.
 fn run_words(runs: &[Run]) -> Vec<u32> {
-    let words =
-        |run: &Run| [run.tokens.start as u32, run.tokens.len() as u32, u32::from(run.start == 0), run.state];
+    let words = |run: &Run| {
+        let DraftLog { accepted, drafts } = run.log;
+        let Run { start, state, ref tokens, .. } = *run;
+        [tokens.start, tokens.len(), start, state as usize, accepted, drafts].map(|word| word as u32)
+    };
     runs.iter().flat_map(words).collect()
 }
 
-/// Checks that the tokens of runs follow each other without gaps, that no two runs share a slot, and that none has a log.
-fn check(runs: &[Run], slots: usize) {
+/// Checks that the tokens of runs follow each other without gaps, that no two runs share a slot, and that logs have room for
+/// their drafts.
+fn check(runs: &[Run], State { slots, room, .. }: &State) {
     let mut used: Vec<u32> = runs.iter().map(|run| run.state).collect();
     used.sort_unstable();
-    assert!(used.iter().all(|&slot| (slot as usize) < slots), "the slot must exist");
+    assert!(used.iter().all(|&slot| (slot as usize) < *slots), "the slot must exist");
     assert!(used.windows(2).all(|pair| pair[0] != pair[1]), "no two runs may share a slot");
     let mut end = 0;
     for run in runs {
         assert_eq!(run.tokens.start, end, "runs must follow each other without gaps");
-        assert_eq!(run.log, DraftLog::default(), "states on a GPU have no logs");
+        let DraftLog { accepted, drafts } = run.log;
+        assert!(accepted.max(drafts) <= *room, "logs must have room for the drafts");
+        assert!(accepted <= run.start && drafts < run.tokens.len(), "drafts must follow other tokens");
         end = run.tokens.end;
     }
 }
@@ -63,7 +71,7 @@ impl<D: Driver> Gpu<D> {
         assert!(x.width >= shape.columns() && out.width == shape.value_width(), "rows must fit the layer");
         assert!(n <= x.rows && n <= out.rows, "the rows must fit their buffers");
         assert!(x.kind == RowsKind::Intermediate && out.kind == RowsKind::Intermediate, "rows must be bf16");
-        check(step.runs, state.slots);
+        check(step.runs, state);
         if n == 0 {
             return Ok(());
         }
@@ -110,6 +118,7 @@ impl<D: Driver> Gpu<D> {
             .chain([Arg::u32(x.stride as u32)])
             .chain(self.delta_sizes(w))
             .chain([Arg::f32(scale)])
+            .chain(state.log_args())
             .collect();
         self.launch(&DELTA_INPUTS, [n, heads.div_ceil(INPUT_HEADS), 1], 0, &args)
     }
@@ -123,9 +132,9 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(), GpuError> {
         let shape = w.shape;
         let kernel = if shape.head_dim == 128 { &DELTA_RULE_D128 } else { &DELTA_RULE };
-        let sizes = [shape.key_heads, shape.value_heads, shape.head_dim, shape.state_len(), self.mixed_len];
         let addresses = [state.values.address(), mixed, listed].map(Arg::u64);
-        let args: Vec<Arg> = addresses.into_iter().chain(sizes.map(|size| Arg::u32(size as u32))).collect();
+        let args: Vec<Arg> =
+            addresses.into_iter().chain(self.delta_sizes(w)).chain(state.log_args()).collect();
         self.launch(kernel, [shape.head_dim.div_ceil(RULE_VALUES), shape.value_heads, runs], 0, &args)
     }
 
@@ -145,6 +154,7 @@ impl<D: Driver> Gpu<D> {
             .chain([x.stride, out.stride].map(|size| Arg::u32(size as u32)))
             .chain(self.delta_sizes(w))
             .chain([Arg::f32(w.eps), Arg::f64(1.0 / w.shape.head_dim as f64)])
+            .chain(state.log_args())
             .collect();
         self.launch(&DELTA_OUTPUTS, [n, w.shape.value_heads.div_ceil(OUTPUT_HEADS), 1], 0, &args)
     }
@@ -195,6 +205,13 @@ impl<D: Driver> Gpu<D> {
 }
 
 impl State {
+    /// The logs, floats of a slot's log, and floats of a draft.
+    fn log_args(&self) -> [Arg; 3] {
+        let draft = self.shape.gpu_log_len();
+        let address = self.log.as_ref().map_or(0, |log| log.address());
+        [Arg::u64(address), Arg::u32((self.room * draft) as u32), Arg::u32(draft as u32)]
+    }
+
     /// Bytes of a slot.
     pub(in crate::gpu) fn slot_bytes(&self) -> usize {
         4 * self.shape.state_len()

@@ -167,6 +167,7 @@ impl Mutant {
             ("grouped", &[n, k, group]) => small::grouped(simulator, n, k, group),
             ("int8", &[n, k]) => small::int8(simulator, n, k),
             ("delta", &[dim]) => small::delta(simulator, dim),
+            ("delta_drafts", &[dim]) => small::delta_drafts(simulator, dim),
             ("delta_again", []) => small::delta_again(simulator),
             ("dense_product", []) => small::dense_product(simulator),
             ("drawn", []) => small::drawn(simulator),

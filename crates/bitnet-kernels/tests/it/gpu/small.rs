@@ -1,9 +1,9 @@
 //! Small launches of every kernel that works on rows, for the mutants. Each returns all values that it computed.
 
 use bitnet_kernels::{
-    Backend, DeltaShape, DeltaWeights, ExpertShape, ExpertWeights, Gate, Grouping, Int8Matrix, KernelError,
-    KvShape, KvType, Norm, Rotate, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
-    gpu::{Gain, Gpu, GpuError, Int8Rows, Rotation, Table},
+    Backend, DeltaShape, DeltaWeights, DraftLog, ExpertShape, ExpertWeights, Gate, Grouping, Int8Matrix,
+    KernelError, KvShape, KvType, Norm, Rotate, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
+    gpu::{Delta, Gain, Gpu, GpuError, Int8Rows, Rotation, State, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use bitnet_tests::Simulator;
@@ -194,18 +194,42 @@ pub fn embedded_rotated(simulator: Simulator) -> Bits {
     Ok(bits(&gpu.read_rows(&out, 3)?))
 }
 
-/// Two sequences through three steps of a gated-delta layer; one has its state copied.
-pub fn delta(simulator: Simulator, dim: usize) -> Bits {
+/// A gated-delta layer with three slots.
+fn delta_layer(gpu: &mut Gpu<Simulator>, dim: usize) -> Result<(DeltaShape, Delta, State), GpuError> {
     // The wide heads have more inputs than a thread keeps at once.
     let shape =
         DeltaShape { key_heads: if dim < 128 { 2 } else { 6 }, value_heads: 6, head_dim: dim, taps: 4 };
-    let mut gpu = Gpu::new(simulator)?;
     let (conv, heads) = (wave(shape.channels() * shape.taps, 0.13), wave(shape.value_heads, 0.7));
     let a: Vec<f32> = heads.iter().map(|x| -x * x).collect();
     let gain = wave(dim, 0.19);
     let weights = DeltaWeights { conv: &conv, a: &a, dt_bias: &heads, norm: &gain, eps: 1e-6 };
-    let layer = gpu.delta(shape, &weights)?;
-    let mut state = gpu.state(shape, 3)?;
+    Ok((shape, gpu.delta(shape, &weights)?, gpu.state(shape, 3)?))
+}
+
+/// A sequence whose runs have drafts, of which some, more than there are taps, and none are accepted.
+pub fn delta_drafts(simulator: Simulator, dim: usize) -> Bits {
+    let mut gpu = Gpu::new(simulator)?;
+    let (shape, layer, mut state) = delta_layer(&mut gpu, dim)?;
+    gpu.reserve_log(&mut state, 6)?;
+    let (mut all, mut start, mut accepted) = (Vec::new(), 0, 0);
+    for (certain, drafts, right) in [(4, 3, 2), (1, 6, 5), (2, 1, 0), (1, 2, 2), (1, 0, 0)] {
+        let n = certain + drafts;
+        let log = DraftLog { accepted, drafts };
+        let runs = [Run { tokens: 0..n, start, blocks: 0..0, state: 1, log }];
+        let mut x = gpu.rows(n, shape.columns(), RowsKind::Intermediate)?;
+        gpu.write_rows(&mut x, &wave(n * shape.columns(), 0.37 + start as f32))?;
+        let mut out = gpu.rows(n, shape.value_width(), RowsKind::Intermediate)?;
+        gpu.gated_delta(Step::new(&runs, &[]), &x, &layer, &mut state, &mut out)?;
+        all.extend(bits(&gpu.read_rows(&out, n)?));
+        (start, accepted) = (start + certain + right, right);
+    }
+    Ok(all)
+}
+
+/// Two sequences through three steps of a gated-delta layer; one has its state copied.
+pub fn delta(simulator: Simulator, dim: usize) -> Bits {
+    let mut gpu = Gpu::new(simulator)?;
+    let (shape, layer, mut state) = delta_layer(&mut gpu, dim)?;
     let mut all = Vec::new();
     for (step, lens) in [[5, 2], [1, 1], [3, 4]].into_iter().enumerate() {
         let starts = [[0, 0], [5, 2], [6, 3]][step];

@@ -1,8 +1,8 @@
 //! Measures attention, recurrent layers and experts, one kernel at a time.
 
 use bitnet::kernels::{
-    DeltaShape, DeltaWeights, ExpertShape, ExpertWeights, Footprint, Held, Inspect, KvShape, RowsKind, Run,
-    Step, Weights,
+    DeltaShape, DeltaWeights, DraftLog, ExpertShape, ExpertWeights, Footprint, Held, Inspect, KvShape,
+    RowsKind, Run, Step, Weights,
 };
 use bitnet::model::{Batch, Experts, ModelSpec, Synthetic, TensorSource};
 use bitnet::tensor::BitNetTensor;
@@ -91,13 +91,15 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         Ok(())
     }
 
-    /// Measures a gated-delta layer, between its projections, for the next `n` tokens of some sequences.
+    /// Measures a gated-delta layer, between its projections, for the next `n` tokens of some sequences, whose logs `log`
+    /// describes.
     pub(super) fn delta(
         &mut self,
         operation: &'static str,
         shape: DeltaShape,
         sequences: usize,
         n: usize,
+        log: DraftLog,
     ) -> Result<(), CliError> {
         let b = &mut *self.backend;
         let conv = values(shape.channels() * shape.taps);
@@ -106,16 +108,19 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         let layer = b.delta(shape, &weights)?;
         let layers = self.spec.recurrent_layers();
         let mut states = (0..layers).map(|_| b.state(shape, sequences)).collect::<Result<Vec<_>, _>>()?;
+        for state in &mut states {
+            b.reserve_log(state, log.drafts)?;
+        }
         let tokens = sequences * n;
         let mut x = b.rows(tokens, shape.columns(), RowsKind::Intermediate)?;
         b.write(&mut x, &values(tokens * shape.columns()))?;
         let mut out = b.rows(tokens, shape.value_width(), RowsKind::Intermediate)?;
         let run = |i: usize| Run {
             tokens: i * n..(i + 1) * n,
-            start: 1,
+            start: 1 + log.accepted,
             blocks: 0..0,
             state: i as u32,
-            ..Run::default()
+            log,
         };
         let runs: Vec<Run> = (0..sequences).map(run).collect();
         let step = Step::new(&runs, &[]);

@@ -12,7 +12,9 @@ mod rows;
 
 use std::time::{Duration, Instant};
 
-use bitnet::kernels::{Footprint, Grouping, Inspect, KernelError, Norm, Rotate, gpu::tilings::Tiling};
+use bitnet::kernels::{
+    DraftLog, Footprint, Grouping, Inspect, KernelError, Norm, Rotate, gpu::tilings::Tiling,
+};
 use bitnet::model::{Checkpoint, ModelSpec};
 use serde::Serialize;
 
@@ -107,9 +109,11 @@ pub fn measure<B: Footprint + Inspect>(
     }
     if let Some(delta) = spec.delta() {
         for &batch in sizes.batches {
-            kernels.delta("delta rule", delta, batch, 1)?;
+            kernels.delta("delta rule", delta, batch, 1, DraftLog::default())?;
         }
-        kernels.delta("prompt's delta rule", delta, 1, sizes.prompt)?;
+        let log = DraftLog { accepted: 2, drafts: 3 };
+        kernels.delta("delta rule with drafts", delta, 1, 1 + log.drafts, log)?;
+        kernels.delta("prompt's delta rule", delta, 1, sizes.prompt, DraftLog::default())?;
     }
     kernels.ends(checkpoint, sizes)?;
     for &context in sizes.contexts {
