@@ -87,6 +87,7 @@ fn linear() -> Vec<Kernel> {
 /// All kernels that come from templates.
 fn kernels() -> Vec<Kernel> {
     let mut kernels = linear();
+    let tiny = format!("0f{:08X}", 1e-37f32.to_bits());
     for (
         bounds,
         purpose,
@@ -110,7 +111,7 @@ fn kernels() -> Vec<Kernel> {
             template: "head.ptx",
             numbers: context! {
                 bounds, purpose, row_tiles, row_warps, token_tiles, token_warps, stages, blocks_per_sm,
-                registers, tiny => format!("0f{:08X}", 1e-37f32.to_bits()),
+                registers, tiny => &tiny,
                 shared => stages * 128 * (rows + tokens),
             },
         });
@@ -132,6 +133,11 @@ fn kernels() -> Vec<Kernel> {
             threads => 128, groups => 1024, stages => 3, piece => 2048, blocks_per_sm => 3, registers => 128,
             shared => 4 * 3 * 4096 + 8 * 2048 + 64,
         },
+    });
+    kernels.push(Kernel {
+        name: "sm80_leaders_f32".into(),
+        template: "leaders.ptx",
+        numbers: context! { tiny => &tiny, registers => 40 },
     });
     // 4 / row_warps warps share 16 rows.
     for (int8, name) in [(false, "bf16"), (true, "s8")] {
@@ -169,6 +175,8 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_mix_f32", "mix.ptx", 40),
         ("sm80_delta_inputs_f32", "delta_inputs.ptx", 144),
         ("sm80_delta_outputs_bf16", "delta_outputs.ptx", 48),
+        ("sm80_contend_f32", "contend.ptx", 48),
+        ("sm80_edit_f32", "edit.ptx", 40),
         ("sm80_sample_f32", "sample.ptx", 64),
     ] {
         kernels.push(Kernel { name: name.into(), template, numbers: context! { registers } });

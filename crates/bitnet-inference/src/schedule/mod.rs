@@ -57,7 +57,7 @@ pub use sequence::{SeqId, Sequence};
 pub use windows::WindowCache;
 pub use wish::{Begun, Wish};
 
-pub(crate) use needed_logits::{bans, closing, drawn_after_changes, needed};
+pub(crate) use needed_logits::{VOCAB_LIMIT, bans, closing, drawn_after_changes, needed};
 
 use crate::request::{End, FinishReason, RequestError};
 use crate::thought::ThoughtReader;

@@ -6,7 +6,7 @@ use super::sequence::Sequence;
 use crate::request::{GenerationConfig, Output, Request};
 
 /// Vocabularies of this size and more are too large for a device to draw from.
-const VOCAB_LIMIT: usize = 1 << 24;
+pub(crate) const VOCAB_LIMIT: usize = 1 << 24;
 
 /// What is needed of the logits of a choice once its text may end. Penalties, biases, constraints and log-probabilities
 /// need all of them, unless [`drawn_after_changes`] asks for the token itself.

@@ -6,6 +6,7 @@
 //! matrix units add in their own order, may differ within a bound.
 
 mod experts;
+mod race;
 mod recurrent;
 
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
@@ -61,6 +62,8 @@ pub enum Case {
     /// The highest logits, by [`Backend::logits`](crate::Backend::logits), of ordinary and extreme rows; the table has rows of every kind, each
     /// of them twice. With `all`, every fourth row needs all logits.
     Top { n: usize, width: usize, vocab: usize, dtype: DType, all: bool },
+    /// Tokens drawn by [`Backend::logits`](crate::Backend::logits) from the same table and rows, with changes and masks.
+    Race { n: usize, width: usize, vocab: usize },
     /// [`Backend::embed`](crate::Backend::embed), [`Backend::norm_rows`](crate::Backend::norm_rows), and [`Backend::logits`](crate::Backend::logits) with a ternary table.
     TernaryHead { n: usize, width: usize, vocab: usize, group: usize },
     /// [`Backend::bit_linear`](crate::Backend::bit_linear) and [`Backend::embed`](crate::Backend::embed) with factors other than 1.
@@ -266,6 +269,7 @@ fn head_cases(cases: &mut Vec<Case>) {
     for (n, width, vocab) in [(4, 200, 2700), (9, 264, 5200), (33, 130, 5121)] {
         cases.push(Case::Top { n, width, vocab, dtype: DType::BF16, all: false });
     }
+    race::add_cases(cases);
 }
 
 /// Adds the cases for a scale per group of columns: whole and partial groups, of both sizes and mixed.
@@ -601,6 +605,7 @@ fn outputs<B: Inspect>(b: &mut B, case: Case) -> Result<Results, KernelError> {
             attention(b, v, heads, KvShape { blocks: 0, kv_heads, head_dim }, runs, (None, odd))
         }
         Case::Top { n, width, vocab, dtype, all } => top(b, v, [n, width, vocab], dtype, all),
+        Case::Race { n, width, vocab } => race::outputs(b, v, [n, width, vocab]),
         Case::Head { n, width, vocab, dtype } => {
             let table = b.table(&v.table(vocab, width, dtype))?;
             head(b, v, &table, [n, width, vocab], 1.0)
@@ -820,13 +825,13 @@ fn ternary_head<B: Inspect>(
 }
 
 /// Returns the 1, 2, 5 or all highest logits of each row, highest first and equal ones by id.
-fn top<B: Inspect>(
+/// A table that has a copy for bounds and rows of every kind, each of them twice; and rows to multiply it with.
+fn doubled<B: Inspect>(
     b: &mut B,
     v: &mut Values,
     [n, width, vocab]: [usize; 3],
     dtype: DType,
-    all: bool,
-) -> Result<Results, KernelError> {
+) -> Result<(B::Table, B::Rows), KernelError> {
     let mut weights = v.table(vocab.div_ceil(2), width, dtype);
     let row_bytes = weights.row_bytes();
     if dtype == DType::F32 {
@@ -845,6 +850,17 @@ fn top<B: Inspect>(
     b.prepare_shortlist(&mut table, stored)?;
     let mut x = b.rows(n, width, RowsKind::Intermediate)?;
     b.write(&mut x, &v.rows(n, width))?;
+    Ok((table, x))
+}
+
+fn top<B: Inspect>(
+    b: &mut B,
+    v: &mut Values,
+    [n, width, vocab]: [usize; 3],
+    dtype: DType,
+    all: bool,
+) -> Result<Results, KernelError> {
+    let (table, x) = doubled(b, v, [n, width, vocab], dtype)?;
     let kinds = [Wanted::Top(1), Wanted::Top(2), Wanted::Top(5), Wanted::All];
     let kinds = if all { &kinds[..] } else { &kinds[..3] };
     let wanted: Vec<Wanted> = kinds.iter().copied().cycle().take(n).collect();

@@ -1,6 +1,10 @@
 //! Changes of logits before a token is drawn: penalties, biases, tokens that are forbidden, and sets of the only tokens
 //! that are not.
 
+/// Number of changed logits of a row for which backends have memory from the beginning. Where more are changed, all logits
+/// are asked for and the caller draws.
+pub const MAX_CHANGES: usize = 2048;
+
 /// A change of a token's logit. The operations are done in the order of the fields.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Change {

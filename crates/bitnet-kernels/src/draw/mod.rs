@@ -16,8 +16,8 @@ mod plain;
 mod weight;
 
 pub use arrivals::{Arrivals, GROUP, exponential, philox4x32};
-pub use change::{Change, Edits};
-pub use plain::drawn;
+pub use change::{Change, Edits, MAX_CHANGES};
+pub use plain::{drawn, edited};
 pub use weight::{ONE, below_max, exp, key, least_kept, token_of, units, weight};
 
 /// How to draw a token from a row of logits.
@@ -100,10 +100,10 @@ impl Wanted {
         }
     }
 
-    /// How to draw the token, if one is wanted of the logits as they are.
+    /// How to draw the token, if one is wanted.
     pub fn sampling(&self) -> Option<SamplingParams> {
         match *self {
-            Wanted::Token(params) => Some(params),
+            Wanted::Token(params) | Wanted::Changed { params, .. } => Some(params),
             _ => None,
         }
     }

@@ -1,6 +1,30 @@
 //! The rule of the draw in plain loops, which defines the correct result.
 
-use super::{Arrivals, Drawn, GROUP, SamplingParams, key, least_kept, token_of, units, weight};
+use super::{
+    Arrivals, Drawn, Edits, GROUP, SamplingParams, Wanted, key, least_kept, token_of, units, weight,
+};
+
+/// A row of logits after the edits that `wanted` asks for. What is not a number stays as it is.
+pub fn edited(row: &[f32], wanted: &Wanted, edits: Edits<'_>) -> Vec<f32> {
+    let mut edited = row.to_vec();
+    let Wanted::Changed { from, to, mask, .. } = *wanted else { return edited };
+    for change in &edits.changes[from as usize..to as usize] {
+        let logit = &mut edited[change.token as usize];
+        *logit = change.apply(*logit);
+    }
+    let mask = mask.map(|at| &edits.masks[at as usize..]);
+    for (token, (logit, &before)) in edited.iter_mut().zip(row).enumerate() {
+        let forbidden = mask.is_some_and(|mask| mask[token / 32] >> (token % 32) & 1 == 0);
+        *logit = if before.is_nan() {
+            before
+        } else if forbidden {
+            f32::NEG_INFINITY
+        } else {
+            *logit
+        };
+    }
+    edited
+}
 
 /// Draws a token from a row of logits.
 pub fn drawn(row: &[f32], params: &SamplingParams) -> Drawn {

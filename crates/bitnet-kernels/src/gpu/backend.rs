@@ -71,17 +71,16 @@ impl<D: Driver> Backend for Gpu<D> {
         state.slot_bytes()
     }
 
-    /// Changed logits are drawn from by the host.
     fn logits(
         &mut self,
         x: &Rows,
         table: &Table,
         wanted: &[Wanted],
-        _: Edits<'_>,
+        edits: Edits<'_>,
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
-        Ok(Gpu::logits(self, x, table, wanted, logits, drawn)?)
+        Ok(Gpu::logits(self, x, table, (wanted, edits), logits, drawn)?)
     }
 
     fn info(&self) -> BackendInfo {

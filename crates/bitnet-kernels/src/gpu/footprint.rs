@@ -80,7 +80,7 @@ impl<D: Driver> Footprint for Gpu<D> {
         let inputs: usize = inputs(size, mixed > 0).map(|(_, _, bytes)| buffer(room(bytes))).sum();
         inputs
             + buffer(rows_bytes(rows, size.vocab, RowsKind::Residual))
-            + copied.map_or(0, |size| buffers(shortlist_bytes(rows, size)))
+            + copied.map_or(0, |size| buffers(shortlist_bytes(rows.min(self.most_bounded()), size)))
             + if head > 0 { buffers(int8_bytes(rows, head, Grouping::Groups)) } else { 0 }
             + if mixed > 0 { floats(size.tokens * mixed) } else { 0 }
             + experts.unwrap_or(0)

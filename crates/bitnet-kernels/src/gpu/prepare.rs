@@ -1,7 +1,13 @@
 //! Allocates everything that the largest step needs, so that no step allocates.
 
-use super::{Driver, Gpu, GpuError, layout::CopySize, ops::DRAWN, upload::Upload, work_items::FEW};
-use crate::{Grouping, RowsKind, StepSize};
+use super::{
+    Driver, Gpu, GpuError,
+    layout::CopySize,
+    ops::{DRAWN, RACE_WORDS},
+    upload::Upload,
+    work_items::FEW,
+};
+use crate::{Grouping, RowsKind, StepSize, draw::MAX_CHANGES};
 
 /// Bytes of an id, a position or a slot.
 const WORD: usize = 4;
@@ -11,6 +17,10 @@ const ITEM: usize = 32;
 const DELTA: usize = 24;
 /// Bytes of [`SamplingParams`](crate::SamplingParams).
 const SAMPLING: usize = 32;
+/// Bytes of what changes a row of logits.
+const EDITS: usize = 16;
+/// Bytes of a [`Change`](crate::Change).
+const CHANGE: usize = 16;
 
 /// Bytes of the small inputs of the largest step, of a model with or without recurrent layers, with the set of places
 /// (1 for layers with windows).
@@ -35,6 +45,10 @@ pub(super) fn inputs(
         (Upload::Hidden, WORD * size.tokens),
         (Upload::Highest, WORD * size.logit_rows),
         (Upload::Sampling, SAMPLING * size.logit_rows),
+        (Upload::Races, WORD * RACE_WORDS * size.logit_rows),
+        (Upload::Edits, EDITS * size.logit_rows),
+        (Upload::Changes, CHANGE * MAX_CHANGES * size.logit_rows),
+        (Upload::Masks, WORD * size.vocab.div_ceil(32) * size.logit_rows),
     ];
     let windows = size.windows.then_some(attention).into_iter().flatten();
     let all = attention.into_iter().chain(others).map(|(what, bytes)| (0, what, bytes));
@@ -50,7 +64,7 @@ impl<D: Driver> Gpu<D> {
         }
         self.logits = Some(self.rows(size.logit_rows, size.vocab, RowsKind::Residual)?);
         if self.largest_copy != CopySize::default() {
-            self.shortlist = Some(self.shortlist(size.logit_rows)?);
+            self.shortlist = Some(self.shortlist(size.logit_rows.min(self.most_bounded()))?);
         }
         if self.head_width > 0 {
             self.head_input = Some(self.int8_rows(size.logit_rows, self.head_width, Grouping::Groups)?);

@@ -6,24 +6,24 @@ use std::sync::{Mutex, PoisonError};
 use bitnet_tensor::DType;
 
 use super::{
-    Driver, Gpu, GpuError, LoadedCode, cubins,
+    Driver, Gpu, GpuError, LoadedCode, Rows, cubins,
     layout::CopySize,
     table::{
         ARGMAX, ATTENTION_MERGE_D128, ATTENTION_MERGE_D256, ATTENTION_R16_D128, ATTENTION_R16_D128_INT8,
         ATTENTION_R16_D256, ATTENTION_R16_D256_INT8, ATTENTION_R32_D256, ATTENTION_R32_D256_INT8,
         ATTENTION_R64_D128, ATTENTION_R64_D128_INT8, BITLINEAR_T1, BITLINEAR_T8, BITLINEAR_T16,
         BITLINEAR_T32, BITLINEAR_T64, BITLINEAR_T128, BOUNDS_T4, BOUNDS_T16, BOUNDS_T32, BOUNDS_T64, CHOOSE,
-        COPY_BLOCK, DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EMBED, EMBED_TERNARY,
-        EXPERTS_T8, EXPERTS_T32, EXPERTS_T64, GROUP_TOKENS, GROUPED_NORMED_ROWS_T1, GROUPED_NORMED_T1,
-        GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128, HADAMARD, HEAD_T8,
-        HEAD_T32, HEAD_T64, INT8_T8, INT8_T32, INT8_T64, Kernel, MIX, NORM_ADD, NORM_HIDDEN, NORM_QUANTIZE,
-        NORM_ROPE_STORE, NORM_ROPE_STORE_INT8, NORM_ROWS, NORMED_ROWS_T1, NORMED_T1, PLANES, RESCORE, ROUTER,
-        SAMPLE, SIGMOID_GATE,
+        CONTEND, COPY_BLOCK, DELTA_INPUTS, DELTA_OUTPUTS, DELTA_RULE, DELTA_RULE_D128, DENSE, EDIT, EMBED,
+        EMBED_TERNARY, EXPERTS_T8, EXPERTS_T32, EXPERTS_T64, GROUP_TOKENS, GROUPED_NORMED_ROWS_T1,
+        GROUPED_NORMED_T1, GROUPED_T1, GROUPED_T8, GROUPED_T16, GROUPED_T32, GROUPED_T64, GROUPED_T128,
+        HADAMARD, HEAD_T8, HEAD_T32, HEAD_T64, INT8_T8, INT8_T32, INT8_T64, Kernel, LEADERS, MIX, NORM_ADD,
+        NORM_HIDDEN, NORM_QUANTIZE, NORM_ROPE_STORE, NORM_ROPE_STORE_INT8, NORM_ROWS, NORMED_ROWS_T1,
+        NORMED_T1, PLANES, RESCORE, ROUTER, SAMPLE, SIGMOID_GATE,
     },
     upload::Uploads,
 };
 use crate::{
-    Drawn, Gate, Grouping, HeadCounts, KernelError, KvType, RowsKind, SamplingParams,
+    Change, Drawn, Edits, Gate, Grouping, HeadCounts, KernelError, KvType, RowsKind, SamplingParams, Wanted,
     conformance::{Case, Failure, check_rounded},
     draw,
 };
@@ -106,7 +106,7 @@ const fn experts(n: usize, count: usize) -> Case {
     Case::Experts { n, hidden: 136, ffn: 72, count, used: 3, group, gate, dtype }
 }
 
-static CHECKS: [Check; 68] = [
+static CHECKS: [Check; 69] = [
     (&[&NORM_QUANTIZE], Case::NormQuantize { n: 9, width: 641, norms: 2, grouping: Grouping::Row }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 7, ffn: 300, gate: Gate::SquaredRelu, norms: 1 }),
     (&[&NORM_QUANTIZE], Case::GateNormQuantize { n: 2, ffn: 300, gate: Gate::Silu, norms: 1 }),
@@ -148,6 +148,7 @@ static CHECKS: [Check; 68] = [
     (&[&HEAD_T64], head(100)),
     (&[&PLANES, &BOUNDS_T4, &RESCORE], highest(3)),
     (&[&BOUNDS_T16], highest(9)),
+    (&[&LEADERS, &CONTEND], Case::Race { n: 8, width: 136, vocab: 2600 }),
     (&[&BOUNDS_T32, &BOUNDS_T64], highest(20)),
     (
         &[&NORM_ROPE_STORE, &COPY_BLOCK, &ATTENTION_R16_D128, &ATTENTION_MERGE_D128],
@@ -250,22 +251,39 @@ impl<D: Driver> Gpu<D> {
         let values: Vec<f32> = values.collect();
         let mut logits = self.rows(params.len(), vocab, RowsKind::Residual)?;
         self.write_rows(&mut logits, &values)?;
-        let out = self.alloc(8 * params.len(), "drawn tokens")?;
-        for kernel in [&ARGMAX, &SAMPLE] {
-            if kernel.name == ARGMAX.name {
-                self.argmax(params.len(), &logits, out.address())?;
-            } else {
-                self.sample(&params, &logits, out.address())?;
-            }
-            let drawn = self.fetch(&out, 8 * params.len())?;
-            for (row, &bytes) in drawn.as_chunks().0.iter().enumerate() {
-                let greedy = kernel.name == ARGMAX.name;
-                let params = if greedy { SamplingParams::GREEDY } else { params[row] };
-                let expected = draw::drawn(&values[row * vocab..][..vocab], &params);
-                let drawn = Drawn::read(bytes);
-                if drawn != expected {
-                    return Err(self.wrong(&[kernel], format!("row {row}: {drawn:?}, not {expected:?}")));
-                }
+        self.compare_draws(&ARGMAX, &values, &[SamplingParams::GREEDY; 7], &logits)?;
+        self.compare_draws(&SAMPLE, &values, &params, &logits)?;
+        // The likely tokens of some rows forbidden, those of others less likely, and a mask of three quarters.
+        let change = |row| Change { repetition: 1.5, less: 1.0, ..Change::none(top(row) as u32) };
+        let mut changes: [Change; 7] = std::array::from_fn(change);
+        changes[1].more = f32::NEG_INFINITY;
+        let masks = vec![!0x1111_1111; vocab.div_ceil(32)];
+        let wanted: [Wanted; 7] = std::array::from_fn(|row| {
+            let (from, to) = (row as u32, row as u32 + 1);
+            let mask = (row % 2 == 0 && top(row) % 4 > 0).then_some(0);
+            Wanted::Changed { params: params[row], from, to, mask }
+        });
+        let edits = Edits { changes: &changes, masks: &masks };
+        self.edit(&wanted, edits, &logits)?;
+        let rows = wanted.iter().zip(values.chunks(vocab));
+        let edited: Vec<f32> = rows.flat_map(|(wanted, row)| draw::edited(row, wanted, edits)).collect();
+        self.compare_draws(&EDIT, &edited, &params, &logits)
+    }
+
+    /// Compares what is drawn from `logits`, which are `values`, with the rule.
+    fn compare_draws(
+        &mut self,
+        kernel: &'static Kernel,
+        values: &[f32],
+        params: &[SamplingParams],
+        logits: &Rows,
+    ) -> Result<(), GpuError> {
+        let drawn = self.draw_rows(params, logits)?;
+        for (row, (&bytes, params)) in drawn.as_chunks().0.iter().zip(params).enumerate() {
+            let expected = draw::drawn(&values[row * logits.width..][..logits.width], params);
+            let drawn = Drawn::read(bytes);
+            if drawn != expected {
+                return Err(self.wrong(&[kernel], format!("row {row}: {drawn:?}, not {expected:?}")));
             }
         }
         Ok(())

@@ -188,6 +188,9 @@ kernels! {
     DELTA_RULE_D128 = generated "sm80_delta_rule_d128_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
     DELTA_RULE = generated "sm80_delta_rule_f32": ["FFMA", "LDS.128", "LDG.E.128", "STG.E.128"];
     DELTA_OUTPUTS = generated "sm80_delta_outputs_bf16": ["DADD", "SHFL.BFLY"];
+    LEADERS = generated "sm80_leaders_f32": ["REDUX.MAX", "LDG.E.128", "SHFL.IDX"];
+    CONTEND = generated "sm80_contend_f32": ["REDUX.MAX", "LDG.E.128", "VOTE"];
+    EDIT = generated "sm80_edit_f32": ["LDG.E.128", "FMUL"];
     ARGMAX = generated "sm80_argmax_f32": ["REDUX.MAX"];
     SAMPLE = generated "sm80_sample_f32": ["REDUX.MAX", "REDUX.SUM", "ATOMS.ADD", "LDG.E.128", "FMNMX.NAN"];
     COPY_BLOCK = "sm80_copy_block": ["LDG.E.128", "STG.E.128"];

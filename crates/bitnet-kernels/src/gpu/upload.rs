@@ -12,6 +12,14 @@ pub(super) enum Upload {
     Tokens,
     /// `[n]` of [`super::SamplingParams`].
     Sampling,
+    /// u32 `[n][12]`: how each row of logits races.
+    Races,
+    /// u32 `[n][4]`: the changes of each row of logits, and where its mask begins.
+    Edits,
+    /// `[changes]` of [`Change`](crate::Change).
+    Changes,
+    /// As in [`Edits::masks`](crate::Edits::masks).
+    Masks,
     /// u32 `[n]`: indices of the rows whose logits are needed.
     Rows,
     /// u32 `[n]`: indices of the hidden states that a draft head reads.

@@ -3,13 +3,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use bitnet_kernels::SamplingParams;
+use bitnet_kernels::{SamplingParams, draw::MAX_CHANGES};
 
 use super::Stepper;
-use crate::schedule::{Scheduler, Sequence, closing, drawn_after_changes};
-
-/// Maximum number of changed logits with which a token is drawn from bounds.
-const MAX_CHANGES: usize = 2048;
+use crate::schedule::{Scheduler, Sequence, VOCAB_LIMIT, closing, drawn_after_changes};
 
 impl Stepper<'_> {
     /// Asks for the token after the first `len` tokens of a sequence, a row of the last run, with the changes of its
@@ -41,7 +38,8 @@ impl Stepper<'_> {
         let listed = catch_unwind(AssertUnwindSafe(|| self.list_changes(scheduler, s, len)));
         let listed = listed.unwrap_or(false);
         let constrained = s.request.constraint.is_some();
-        if listed && self.changes.last().len() <= MAX_CHANGES {
+        let fits = self.changes.last().len() <= MAX_CHANGES && self.model.spec().vocab < VOCAB_LIMIT;
+        if listed && fits {
             let mask = constrained.then(|| self.allowed.words());
             self.batch.want_changed(row, params, self.changes.last(), mask);
         }

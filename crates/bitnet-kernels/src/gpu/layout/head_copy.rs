@@ -43,6 +43,8 @@ pub(in crate::gpu) struct ShortlistBuffers {
     pub(in crate::gpu) planes: DeviceBuffer,
     /// f32 `[tokens][4]`: values of a plane's steps, and how far bounds are from a logit.
     pub(in crate::gpu) limits: DeviceBuffer,
+    /// f32 `[tokens][panels][4]`: of the tokens of each panel that set the bar in a race, lower bounds and arrival times.
+    pub(in crate::gpu) leaders: DeviceBuffer,
     /// `[tokens][panels]`: the highest lower bound of each panel.
     pub(in crate::gpu) best: Rows,
 }
@@ -57,9 +59,9 @@ pub(in crate::gpu) fn copy_bytes(rows: usize, cols: usize) -> [usize; 2] {
     [rows * cols.next_multiple_of(COLUMNS), 16 * rows.next_multiple_of(ROWS)]
 }
 
-/// Bytes of planes, limits and lower bounds for steps of `tokens` rows of logits.
-pub(in crate::gpu) fn shortlist_bytes(tokens: usize, [stride, panels]: CopySize) -> [usize; 3] {
-    [2 * tokens * stride, 16 * tokens.next_multiple_of(TOKENS), 4 * tokens * panels]
+/// Bytes of planes, limits, leaders and lower bounds for steps of `tokens` rows of logits.
+pub(in crate::gpu) fn shortlist_bytes(tokens: usize, [stride, panels]: CopySize) -> [usize; 4] {
+    [2 * tokens * stride, 16 * tokens.next_multiple_of(TOKENS), 16 * tokens * panels, 4 * tokens * panels]
 }
 
 impl<D: Driver> Gpu<D> {
@@ -104,13 +106,14 @@ impl<D: Driver> Gpu<D> {
         match self.shortlist.take() {
             Some(shortlist) if shortlist.best.rows >= tokens && shortlist.size == size => Ok(shortlist),
             _ => {
-                let [planes, limits, bounds] = shortlist_bytes(tokens, size);
+                let [planes, limits, leaders, bounds] = shortlist_bytes(tokens, size);
                 let planes = self.alloc(planes, "planes of activations")?;
                 let limits = self.alloc(limits, "limits of bounds")?;
+                let leaders = self.alloc(leaders, "leaders of races")?;
                 let buffer = self.alloc(bounds, "lower bounds")?;
                 let kind = RowsKind::Residual;
                 let best = Rows { kind, rows: tokens, width: panels, stride: panels, buffer };
-                Ok(ShortlistBuffers { size, planes, limits, best })
+                Ok(ShortlistBuffers { size, planes, limits, leaders, best })
             }
         }
     }

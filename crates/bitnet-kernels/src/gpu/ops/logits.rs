@@ -2,21 +2,24 @@
 //! and reads the results.
 
 use crate::{
-    Drawn, RowsKind, SamplingParams, Wanted,
+    Drawn, Edits, RowsKind, SamplingParams, Wanted,
     gpu::{Dense, Driver, Gpu, GpuError, Rows, Table},
 };
+
+use super::edit::only_token;
 
 /// Bytes of a row's result: {u32 token, u32 status}.
 pub(in crate::gpu) const DRAWN: usize = 8;
 
 impl<D: Driver> Gpu<D> {
-    /// Computes the logits of a row of `x` for each of `wanted`. If `wanted` asks for a token, the GPU draws it, and
-    /// only the token is read back, into `drawn`. For the other rows, the logits are read back, `[wanted][vocab]`.
+    /// Computes the logits of a row of `x` for each of `wanted`, which may refer to edits of logits. If `wanted` asks for a
+    /// token, the GPU makes the edits and draws it, and only the token is read back, into `drawn`. For the other rows, the
+    /// logits are read back, `[wanted][vocab]`.
     pub fn logits(
         &mut self,
         x: &Rows,
         table: &Table,
-        wanted: &[Wanted],
+        (wanted, edits): (&[Wanted], Edits<'_>),
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), GpuError> {
@@ -26,13 +29,19 @@ impl<D: Driver> Gpu<D> {
             logits.len() == n * vocab && drawn.len() == n,
             "there must be logits and a token for each row"
         );
+        if wanted.iter().all(|wanted| only_token(wanted, edits, vocab).is_some()) {
+            drawn.iter_mut().zip(wanted).for_each(|(to, wanted)| *to = only_token(wanted, edits, vocab));
+            self.counts.drawn += n as u64;
+            return Ok(());
+        }
         let mut rows = self.logit_rows(n, vocab)?;
         let made = match table {
             Table::Dense(dense @ Dense { copy: Some(copy), .. }) if self.can_shortlist(vocab, wanted) => {
-                self.shortlisted_logits(x, (dense, copy), wanted, &mut rows)
+                self.shortlisted_logits(x, (dense, copy), (wanted, edits), &mut rows)
             }
             _ => self.head(n, x, table, &mut rows),
         };
+        let made = made.and_then(|()| self.edit_changed(wanted, edits, &rows));
         let made = made.and_then(|()| self.draw_from(&rows, wanted, drawn));
         let read = made.and_then(|()| self.read_rest(&rows, wanted, logits));
         self.logits = Some(rows);

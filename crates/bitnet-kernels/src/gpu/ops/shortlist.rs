@@ -2,7 +2,7 @@
 //! of the rows that bounds leave. `docs/dev/kernels.md` has the bound.
 
 use crate::{
-    Wanted,
+    Edits, Wanted,
     gpu::{
         Arg, Dense, Driver, Gpu, GpuError, Rows, Table,
         layout::{HeadCopy, ShortlistBuffers, panels, rescore_bytes},
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-use super::{head::assert_head, tile::Tile};
+use super::{addresses, head::assert_head, race::racing, tile::Tile, words};
 
 /// The kernels of bounds for few tokens, by number of tokens.
 static FEW: [Tile; 2] =
@@ -35,30 +35,46 @@ impl<D: Driver> Gpu<D> {
         if MANY.kernel.dynamic > self.driver.info().shared { &MANY_IN_LITTLE } else { &MANY }
     }
 
-    /// Whether bounds find the logits that are needed, with less work than computing all of them. If one row needs all
+    /// The most rows of a step for which bounds cost less than all logits: those of one tile. Of several, each multiplies
+    /// twice as many bytes as the head's kernel for them.
+    pub(in crate::gpu) fn most_bounded(&self) -> usize {
+        self.many().tokens
+    }
+
+    /// Whether bounds find the logits that are needed, or those that can decide a race, with less work than computing all of them. If one row needs all
     /// logits, the others cost little more.
     pub(super) fn can_shortlist(&self, vocab: usize, wanted: &[Wanted]) -> bool {
         let maxima = panels(vocab).min(MAXIMA);
-        let many = self.many();
-        // Two small tiles move as many bytes as the table itself.
-        let few = *many != MANY_IN_LITTLE || wanted.len() <= many.tokens;
-        few && wanted.iter().all(|wanted| SPARE * wanted.highest().max(1) <= maxima)
+        wanted.len() <= self.most_bounded()
+            && wanted
+                .iter()
+                .all(|w| racing(w).is_some() || SPARE.saturating_mul(w.highest().max(1)) <= maxima)
     }
 
-    /// Computes the logits of each row of `x` that may be among the highest that `wanted` needs, with a table's copy; all
-    /// others are negative infinity. `out` is as for [`Gpu::head`].
+    /// Computes the logits of each row of `x` that may be among the highest that `wanted` needs, or that may decide its race,
+    /// with a table's copy; all others are negative infinity. `out` is as for [`Gpu::head`]. Changes move bounds but not
+    /// the logits that take their place.
     pub(super) fn shortlisted_logits(
         &mut self,
         x: &Rows,
         table: (&Dense, &HeadCopy),
-        wanted: &[Wanted],
+        (wanted, edits): (&[Wanted], Edits<'_>),
         out: &mut Rows,
     ) -> Result<(), GpuError> {
         let shortlist = self.shortlist(wanted.len())?;
+        let races = wanted.iter().filter(|wanted| racing(wanted).is_some()).count();
         let bound = self.bound(wanted.len(), x, table, &shortlist, out);
-        let made = bound.and_then(|()| self.rescore_dense(x, table.0, wanted, &shortlist.best, out));
+        let made = bound.and_then(|()| match races {
+            0 => Ok(()),
+            _ => {
+                self.edit_changed(wanted, edits, out)?;
+                self.rule_out((wanted, edits), table.1, &shortlist, out)
+            }
+        });
+        let made = made.and_then(|()| self.rescore_dense(x, table.0, wanted, &shortlist.best, out));
         self.shortlist = Some(shortlist);
-        self.head.shortlisted += wanted.len() as u64;
+        self.head.drawn += races as u64;
+        self.head.shortlisted += (wanted.len() - races) as u64;
         made
     }
 
@@ -94,7 +110,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Replaces upper bounds in the rows of `out`, one for each of `wanted`, by logits, or by negative infinity where they
-    /// are below what `wanted` needs. `best` has the highest lower bound of each panel of 64 rows of the table.
+    /// are below what `wanted` needs; a race needs all that are left. `best` has the highest lower bound of each panel of 64 rows of the table.
     ///
     /// # Panics
     /// If the table is ternary.
@@ -122,7 +138,8 @@ impl<D: Driver> Gpu<D> {
         assert_head(n, x, [table.rows, table.cols], out);
         let panels = panels(table.rows);
         assert!(panels <= best.width && n <= best.rows, "every panel must have a bound");
-        let highest = self.upload(Upload::Highest, wanted.iter().map(|w| w.highest().max(1) as u32))?;
+        let keep = wanted.iter().map(|w| if racing(w).is_some() { 0 } else { w.highest().max(1) as u32 });
+        let highest = self.upload(Upload::Highest, keep)?;
         let places = RESIDENT * self.driver.info().processors as usize;
         let columns = (table.rows * n).div_ceil(places).next_multiple_of(COLUMNS);
         let args = [
@@ -133,12 +150,4 @@ impl<D: Driver> Gpu<D> {
         let blocks = [table.rows.div_ceil(columns), n, 1];
         self.launch(&RESCORE, blocks, rescore_bytes(table.stride), &args.concat())
     }
-}
-
-fn addresses<const N: usize>(all: [u64; N]) -> Vec<Arg> {
-    all.map(Arg::u64).to_vec()
-}
-
-fn words<const N: usize>(all: [usize; N]) -> Vec<Arg> {
-    all.map(|word| Arg::u32(word as u32)).to_vec()
 }

@@ -11,7 +11,7 @@ use bitnet_tests::Simulator;
 
 /// Whether the matrix units add floats in a case, which two kinds of GPU do differently.
 fn adds_floats(case: &Case) -> bool {
-    matches!(case, Case::Head { .. } | Case::Top { .. }) || case.caches()
+    matches!(case, Case::Head { .. } | Case::Top { .. } | Case::Race { .. }) || case.caches()
 }
 
 /// Runs cases on simulated GPUs with this type of cache, two at a time, each with a different order of blocks and warps.

@@ -1,8 +1,9 @@
 //! Small launches of every kernel that works on rows, for the mutants. Each returns all values that it computed.
 
 use bitnet_kernels::{
-    Backend, DeltaShape, DeltaWeights, DraftLog, ExpertShape, ExpertWeights, Gate, Grouping, Int8Matrix,
-    KernelError, KvShape, KvType, Norm, Rotate, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted,
+    Backend, Change, DeltaShape, DeltaWeights, DraftLog, Drawn, Edits, ExpertShape, ExpertWeights, Gate,
+    Grouping, Int8Matrix, KernelError, KvShape, KvType, Norm, Rotate, RowOrder, RowsKind, Run,
+    SamplingParams, Step, Wanted,
     gpu::{Delta, Gain, Gpu, GpuError, Int8Rows, Rotation, State, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
@@ -50,9 +51,45 @@ pub fn bounded(simulator: Simulator, n: usize, width: usize) -> Bits {
     gpu.write_rows(&mut x, &noise(n * width, 2))?;
     let wanted: Vec<Wanted> = (0..n).map(|row| Wanted::Top(1 + row % 2)).collect();
     let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
-    gpu.logits(&x, &table, &wanted, &mut logits, &mut drawn)?;
+    gpu.logits(&x, &table, (&wanted, Edits::default()), &mut logits, &mut drawn)?;
     let mut all = bits(&logits);
     all.push(gpu.head_counts()?.rescored as u32);
+    Ok(all)
+}
+
+/// Tokens that bounds decide, drawn in many ways from a flat table, and how many logits that took.
+pub fn raced(simulator: Simulator) -> Bits {
+    let (n, width, vocab) = (8, 64, 1100);
+    let mut gpu = Gpu::new(simulator)?;
+    let values = BitNetTensor::from_f32([vocab, width], &noise(vocab * width, 1)).expect("a table");
+    let mut table = gpu.table(&values)?;
+    match Backend::prepare_shortlist(&mut gpu, &mut table, None) {
+        Err(KernelError::Gpu(error)) => return Err(error),
+        copied => copied.expect("memory"),
+    }
+    let mut x = gpu.rows(n, width, RowsKind::Intermediate)?;
+    gpu.write_rows(&mut x, &noise(n * width, 2))?;
+    let (changes, masks) = (edits(100), vec![0x7777_7777; vocab.div_ceil(32)]);
+    let wanted: Vec<Wanted> = (0..n as u32)
+        .map(|row| {
+            let temperature = [1.0, 4.0, 0.5, 20.0][row as usize % 4];
+            let min_p = if row % 3 == 0 { 0.1 } else { 0.0 };
+            let params =
+                SamplingParams { temperature, min_p, seed: 5, choice: row, ..SamplingParams::GREEDY };
+            match row % 5 {
+                4 => Wanted::Changed { params, from: row, to: 100, mask: None },
+                3 => Wanted::Changed { params, from: 0, to: 0, mask: Some(0) },
+                _ => Wanted::Token(params),
+            }
+        })
+        .collect();
+    let edits = Edits { changes: &changes, masks: &masks };
+    let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
+    gpu.logits(&x, &table, (&wanted, edits), &mut logits, &mut drawn)?;
+    let token = |drawn| if let Some(Drawn::Token(token)) = drawn { token } else { u32::MAX };
+    let mut all: Vec<u32> = drawn.into_iter().map(token).collect();
+    let counts = gpu.head_counts()?;
+    all.extend([counts.rescored as u32, counts.drawn as u32]);
     Ok(all)
 }
 
@@ -550,6 +587,37 @@ pub fn highest(simulator: Simulator, vocab: usize, values: &[f32]) -> Bits {
     words(&mut gpu, n, |gpu, out| gpu.argmax(n, &logits, out))
 }
 
+/// Every kind of change, in rows with and without a mask, some logits of which are not numbers; then the same again.
+pub fn edited(simulator: Simulator) -> Bits {
+    let (rows, vocab) = (3, 1100);
+    let mut gpu = Gpu::new(simulator)?;
+    let mut values = wave(rows * vocab, 0.7);
+    (0..rows * vocab).step_by(41).for_each(|i| values[i] = f32::NAN);
+    let mut logits = gpu.rows(rows, vocab, RowsKind::Residual)?;
+    gpu.write_rows(&mut logits, &values)?;
+    let changes = edits(500);
+    // All even tokens, which those of the changes are.
+    let masks: Vec<u32> =
+        (0..2 * vocab as u32).map(|i| if i % 9 == 0 { 0x7555_5555 } else { u32::MAX }).collect();
+    let of = |from, to, mask| Wanted::Changed { params: SamplingParams::GREEDY, from, to, mask };
+    let wanted = [of(0, 300, Some(7)), Wanted::All, of(300, 500, None)];
+    let edits = Edits { changes: &changes, masks: &masks };
+    gpu.edit(&wanted, edits, &logits)?;
+    gpu.edit(&wanted, edits, &logits)?;
+    Ok(bits(&gpu.read_rows(&logits, rows)?))
+}
+
+/// Changes of tokens that differ, some of which forbid theirs.
+pub fn edits(count: u32) -> Vec<Change> {
+    let of = |i| Change {
+        token: 2 * i,
+        repetition: [1.0, 1.3, 0.7][i as usize % 3],
+        less: [0.0, 0.4][i as usize % 2],
+        more: if i % 7 == 0 { f32::NEG_INFINITY } else { 0.1 * (i % 5) as f32 },
+    };
+    (0..count).map(of).collect()
+}
+
 /// Many draws from one row.
 pub fn drawn(simulator: Simulator) -> Bits {
     let (rows, vocab) = (72, 1100);
@@ -569,5 +637,23 @@ pub fn drawn(simulator: Simulator) -> Bits {
             position: 9,
         })
         .collect();
+    words(&mut gpu, rows, |gpu, out| gpu.sample(&params, &logits, out))
+}
+
+/// Draws by top-p from rows of three levels, in which too many tokens are likely for a list.
+pub fn drawn_flat(simulator: Simulator) -> Bits {
+    let (rows, vocab) = (16, 4401);
+    let mut gpu = Gpu::new(simulator)?;
+    let mut logits = gpu.rows(rows, vocab, RowsKind::Residual)?;
+    let levels: Vec<f32> = (0..vocab).map(|i| (i * i % 7 % 3) as f32).collect();
+    gpu.write_rows(&mut logits, &levels.repeat(rows))?;
+    let of = |i: u32| SamplingParams {
+        temperature: 2.0,
+        top_p: 0.04 * (8 + i) as f32,
+        seed: 3,
+        choice: i,
+        ..SamplingParams::GREEDY
+    };
+    let params: Vec<SamplingParams> = (0..rows as u32).map(of).collect();
     words(&mut gpu, rows, |gpu, out| gpu.sample(&params, &logits, out))
 }

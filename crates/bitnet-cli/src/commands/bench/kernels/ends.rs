@@ -86,7 +86,8 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         Ok(())
     }
 
-    /// Measures the output head with the choice of the most likely token and, unless it is ternary, with all logits.
+    /// Measures the output head with the choice of the most likely token and, unless it is ternary, with a draw from bounds
+    /// and from all logits.
     fn heads(&mut self, table: &B::Table, n: usize) -> Result<(), CliError> {
         let ModelSpec { hidden, vocab, ref grouped, .. } = *self.spec;
         if grouped.head {
@@ -100,7 +101,10 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         // Bounds read an int8 copy, and a few rows of the table.
         let copy = self.backend.bytes(&Held::Shortlist { rows: vocab, cols: hidden });
         self.head(table, n, ("head, choice", SamplingParams::GREEDY), copy)?;
-        self.head(table, n, ("head, all logits", WARM), vocab * hidden * size_of::<bf16>())
+        self.head(table, n, ("head, draw", WARM), copy)?;
+        // On a GPU, bounds do not decide top-p.
+        let top_p = SamplingParams { top_p: 0.9, ..WARM };
+        self.head(table, n, ("head, all logits", top_p), vocab * hidden * size_of::<bf16>())
     }
 
     /// Measures the output head, which reads this many bytes of weights, with the logits that a draw needs.
