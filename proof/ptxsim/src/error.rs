@@ -129,6 +129,8 @@ pub enum FaultKind {
     OutOfBounds { space: Space, address: u64, size: usize },
     #[error("{space} {address:#x} is not aligned to {size} bytes")]
     Misaligned { space: Space, address: u64, size: usize },
+    #[error("no barrier has this number, or other warps wait at it for another number of threads")]
+    Barrier,
     #[error("register `{register}` was never set")]
     UninitialisedRegister { register: String },
     #[error("{space} {address:#x} was never written")]

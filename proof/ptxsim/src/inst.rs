@@ -174,8 +174,10 @@ pub(crate) enum Op {
         a: Reg,
     },
     WarpSync,
+    /// Waits for all warps of the block, or for a number of them.
     Barrier {
-        id: usize,
+        id: Reg,
+        warps: Option<usize>,
     },
     LoadMatrix {
         d: Box<[Reg]>,

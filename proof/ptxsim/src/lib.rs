@@ -31,7 +31,8 @@
 //!
 //! # Stricter than hardware
 //! A kernel that runs here without a fault relies on nothing that the PTX manual leaves undefined. In particular:
-//! - `bar.sync` is aligned: all lanes of the warp must reach it, and lanes that have exited cannot.
+//! - `bar.sync` is aligned: all lanes of the warp must reach it, and lanes that have exited cannot. With a number of threads,
+//!   it waits for that many of the block.
 //! - Only `bar.warp.sync`, barriers, and `membar.gl` on both sides of an atomic, in the same thread, order memory.
 //!   Shuffles and votes do not, not even within a warp.
 //! - Lanes meet only at the same `.sync` instruction.

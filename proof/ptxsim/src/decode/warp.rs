@@ -1,7 +1,8 @@
 //! Instructions that a whole warp or block executes together.
 
 use super::{Args, Result};
-use crate::inst::{MmaKind, Op, ReduxOp, ShflMode};
+use crate::inst::{MmaKind, Op, ReduxOp, ShflMode, WARP};
+use crate::operand::Operand;
 use crate::types::Type;
 
 /// The member mask, which must be the whole warp.
@@ -10,16 +11,26 @@ fn whole_warp(args: &Args<'_>, index: usize) -> Result<()> {
     args.literal(index, "the mask of all lanes", all).map(|_| ())
 }
 
-/// `bar.sync a` and `bar.warp.sync 0xffffffff`
+/// `bar.sync a{, threads}` and `bar.warp.sync 0xffffffff`
 pub(super) fn barrier(args: &mut Args<'_>) -> Result<Op> {
     let warp = args.take("warp");
     args.need("sync")?;
-    args.count(1)?;
     if warp {
+        args.count(1)?;
         return whole_warp(args, 0).map(|()| Op::WarpSync);
     }
-    let id = args.literal(0, "a barrier, 0 to 15", |id| (0..16).contains(&id))?;
-    Ok(Op::Barrier { id: id as usize })
+    let mut warps = None;
+    if args.operand(1).is_ok() {
+        args.count(2)?;
+        let whole = |threads| (1..=1024).contains(&threads) && threads % WARP as i128 == 0;
+        warps = Some(args.literal(1, "a number of threads in whole warps", whole)? as usize / WARP);
+    } else {
+        args.count(1)?;
+    }
+    if matches!(args.operand(0)?, Operand::Int(_)) {
+        args.literal(0, "a barrier, 0 to 15", |id| (0..16).contains(&id))?;
+    }
+    Ok(Op::Barrier { id: args.source(0, Type::U32)?, warps })
 }
 
 /// `griddepcontrol.wait` and `griddepcontrol.launch_dependents`

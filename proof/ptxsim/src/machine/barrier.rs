@@ -6,6 +6,8 @@ use crate::race::Clocks;
 struct Barrier {
     /// The warps that wait for it to open.
     waiting: Vec<usize>,
+    /// The number of warps that open it; none if these are all live ones.
+    warps: Option<usize>,
     /// For each warp, the time up to which they know its accesses.
     known: Vec<u32>,
 }
@@ -16,15 +18,27 @@ pub(super) struct Barriers {
 }
 
 impl Barriers {
-    /// All lanes of `warp`, one of `warps`, arrive at barrier `id`.
-    pub(super) fn arrive(&mut self, clocks: &mut Clocks, (warp, warps): (usize, usize), id: usize) {
-        let barrier = &mut self.barriers[id];
-        barrier.known.resize(warps, 0);
+    /// All lanes of `warp`, one of `all`, arrive at barrier `id`, which opens for `warps` of them. Returns whether there is
+    /// such a barrier, and the warps that wait at it wait for as many.
+    pub(super) fn arrive(
+        &mut self,
+        clocks: &mut Clocks,
+        (warp, all): (usize, usize),
+        id: usize,
+        warps: Option<usize>,
+    ) -> bool {
+        let Some(barrier) = self.barriers.get_mut(id) else { return false };
+        if !barrier.waiting.is_empty() && barrier.warps != warps {
+            return false;
+        }
+        barrier.warps = warps;
+        barrier.known.resize(all, 0);
         clocks.arrive(warp, &mut barrier.known);
         barrier.waiting.push(warp);
+        true
     }
 
-    /// Opens every barrier that all live warps have reached, and returns the warps that may continue.
+    /// Opens every barrier that enough warps have reached, and returns the warps that may continue.
     pub(super) fn open_full(
         &mut self,
         clocks: &mut Clocks,
@@ -33,7 +47,11 @@ impl Barriers {
     ) -> Vec<usize> {
         let mut released = Vec::new();
         for barrier in self.barriers.iter_mut().filter(|barrier| !barrier.waiting.is_empty()) {
-            if (0..warps).all(|w| !alive(w) || barrier.waiting.contains(&w)) {
+            let full = match barrier.warps {
+                Some(needed) => barrier.waiting.len() == needed,
+                None => (0..warps).all(|w| !alive(w) || barrier.waiting.contains(&w)),
+            };
+            if full {
                 clocks.open(&barrier.waiting, &barrier.known);
                 released.append(&mut barrier.waiting);
                 *barrier = Barrier::default();

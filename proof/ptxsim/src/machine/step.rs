@@ -68,10 +68,16 @@ impl Step<'_, '_> {
                 return Err((FaultKind::NoWait.into(), lane_of(self.early(self.active))));
             }
             Op::Exit => return Ok(Flow::Exit { lanes: self.active }),
-            Op::Barrier { id } => {
-                let warps = self.machine.launch.block.iter().product::<u32>().div_ceil(WARP as u32);
-                let who = (self.warp.index, warps as usize);
-                self.env.barriers.arrive(&mut self.env.clocks, who, *id);
+            Op::Barrier { id, warps } => {
+                let all = self.machine.launch.block.iter().product::<u32>().div_ceil(WARP as u32);
+                let ids = self.read(*id)?;
+                let first = lane_of(self.active);
+                let same = lanes(self.active).all(|lane| ids[lane] == ids[first]);
+                let id = ids[first] as usize;
+                let who = (self.warp.index, all as usize);
+                if !same || !self.env.barriers.arrive(&mut self.env.clocks, who, id, *warps) {
+                    return Err((FaultKind::Barrier.into(), first));
+                }
                 return Ok(Flow::Barrier);
             }
             _ if self.active == 0 => {}

@@ -1,6 +1,6 @@
 //! Divergence, reconvergence, barriers, and the order of blocks and warps.
 
-use bitnet_ptxsim::{Launch, Limits};
+use bitnet_ptxsim::{FaultKind, Launch, Limits};
 
 use super::support::{fault, run, try_run};
 
@@ -61,6 +61,30 @@ fn barriers_join_all_live_warps() {
         let launch = Launch { seed, ..Launch::new(1, 128) };
         assert_eq!(run(body, &launch, &[0], 128), (0..128).map(|t| 5 * (t ^ 96)).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn a_barrier_for_some_warps_joins_only_these() {
+    // Pairs of warps meet at barriers of their own; the second pair never waits for the first.
+    let body = "shr.u32 r0, tid, 6; add.u32 r0, r0, 1; mov.u32 r2, s; mad.lo.u32 r1, tid, 4, r2; st.shared.u32 [r1], tid;
+      @@ xor.b32 r1, tid, 32; mad.lo.u32 r1, r1, 4, r2; ld.shared.u32 r3, [r1]; st.global.u32 [mo], r3;";
+    for seed in 0..10 {
+        let launch = Launch { seed, ..Launch::new(1, 128) };
+        let met = run(&body.replace("@@", "bar.sync r0, 64;"), &launch, &[0], 128);
+        assert_eq!(met, (0..128).map(|t| t ^ 32).collect::<Vec<_>>());
+    }
+    let launch = Launch::new(1, 128);
+    for (wrong, trap) in [
+        ("bar.sync r0, 96;", FaultKind::Deadlock),
+        ("bar.sync tid, 64;", FaultKind::Barrier),
+        ("add.u32 r0, r0, 15; bar.sync r0, 64;", FaultKind::Barrier),
+    ] {
+        let kind = fault(try_run(&body.replace("@@", wrong), &launch, &[0], 128).0).map(|fault| fault.kind);
+        assert_eq!(kind, Some(trap), "{wrong}");
+    }
+    // The warps of the other pair are not joined.
+    let across = body.replace("@@", "bar.sync r0, 64;").replace("tid, 32;", "tid, 64;");
+    assert!(fault(try_run(&across, &launch, &[0], 128).0).is_some());
 }
 
 /// The order in which blocks (or warps) take a ticket.
