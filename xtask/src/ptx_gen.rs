@@ -36,32 +36,33 @@ fn linear() -> Vec<Kernel> {
             },
         });
     }
-    // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens. It has memory for `stages`
-    // stages, and multiplies `unroll` at once. Its epilogue has `ahead` tokens of a warp in flight.
+    // A block takes 16 * row_tiles * row_warps rows and 8 * token_tiles * token_warps tokens. Its `teams` of
+    // row_warps * token_warps warps share the features; each has memory for `stages` stages, and multiplies `unroll` at
+    // once. The epilogue has `ahead` tokens of a warp in flight.
     for (
         weights,
         purpose,
         [row_tiles, row_warps, token_tiles, token_warps],
-        [stages, unroll],
+        [stages, unroll, teams],
         [blocks_per_sm, ahead],
         registers,
     ) in [
-        ("bitlinear", "2 to 8 tokens", [1, 4, 1, 1], [8, 2], [4, 2], 104),
-        ("bitlinear", "9 to 16 tokens", [1, 4, 2, 1], [6, 2], [4, 4], 128),
-        ("bitlinear", "17 to 32 tokens", [1, 8, 4, 1], [8, 2], [2, 4], 128),
-        ("bitlinear", "33 to 64 tokens", [2, 4, 4, 2], [4, 1], [2, 4], 124),
-        ("bitlinear", "65 tokens and more", [4, 2, 8, 2], [4, 1], [2, 8], 240),
-        ("grouped", "2 to 8 tokens", [1, 4, 1, 1], [12, 4], [4, 2], 128),
-        ("grouped", "9 to 16 tokens", [1, 4, 2, 1], [6, 2], [3, 4], 160),
-        ("grouped", "17 to 32 tokens", [1, 4, 4, 1], [4, 1], [4, 4], 104),
-        ("grouped", "33 to 64 tokens", [2, 4, 4, 2], [4, 1], [2, 4], 128),
-        ("grouped", "65 tokens and more", [2, 4, 8, 2], [4, 1], [1, 8], 224),
-        ("int8", "1 to 8 tokens", [1, 4, 1, 1], [6, 2], [3, 2], 128),
-        ("int8", "9 to 32 tokens", [1, 4, 4, 1], [4, 1], [4, 4], 128),
-        ("int8", "33 tokens and more", [2, 4, 4, 2], [3, 1], [1, 4], 168),
-        ("experts", "tokens that pass an expert", [1, 4, 1, 1], [12, 4], [4, 2], 128),
-        ("experts", "tokens that pass an expert", [1, 4, 4, 1], [4, 1], [4, 4], 112),
-        ("experts", "tokens that pass an expert", [2, 4, 4, 2], [4, 1], [2, 4], 128),
+        ("bitlinear", "2 to 8 tokens", [2, 1, 1, 1], [6, 1, 4], [4, 1], 104),
+        ("bitlinear", "9 to 16 tokens", [2, 1, 2, 1], [4, 1, 8], [2, 1], 128),
+        ("bitlinear", "17 to 32 tokens", [4, 1, 4, 1], [3, 1, 4], [2, 4], 168),
+        ("bitlinear", "33 to 64 tokens", [4, 2, 8, 1], [4, 1, 2], [2, 8], 240),
+        ("bitlinear", "65 tokens and more", [4, 2, 8, 2], [4, 1, 1], [2, 8], 240),
+        ("grouped", "2 to 8 tokens", [1, 4, 1, 1], [12, 4, 1], [4, 2], 128),
+        ("grouped", "9 to 16 tokens", [1, 4, 2, 1], [6, 2, 1], [3, 4], 160),
+        ("grouped", "17 to 32 tokens", [1, 4, 4, 1], [4, 1, 1], [4, 4], 104),
+        ("grouped", "33 to 64 tokens", [2, 4, 4, 2], [4, 1, 1], [2, 4], 128),
+        ("grouped", "65 tokens and more", [2, 4, 8, 2], [4, 1, 1], [1, 8], 224),
+        ("int8", "1 to 8 tokens", [1, 4, 1, 1], [6, 2, 1], [3, 2], 128),
+        ("int8", "9 to 32 tokens", [1, 4, 4, 1], [4, 1, 1], [4, 4], 128),
+        ("int8", "33 tokens and more", [2, 4, 4, 2], [3, 1, 1], [1, 4], 168),
+        ("experts", "tokens that pass an expert", [1, 4, 1, 1], [12, 4, 1], [4, 2], 128),
+        ("experts", "tokens that pass an expert", [1, 4, 4, 1], [4, 1, 1], [4, 4], 112),
+        ("experts", "tokens that pass an expert", [2, 4, 4, 2], [4, 1, 1], [2, 4], 128),
     ] {
         let rows = 16 * row_tiles * row_warps;
         let tokens = 8 * token_tiles * token_warps;
@@ -75,9 +76,9 @@ fn linear() -> Vec<Kernel> {
             template: "bitlinear.ptx",
             numbers: context! {
                 grouped => weights != "bitlinear", int8 => weights == "int8", experts => weights == "experts",
-                row_tiles, row_warps, token_tiles, token_warps, stages, unroll, blocks_per_sm, ahead, registers,
-                purpose,
-                shared => (stages * stage).max(tokens * (4 * rows + 40)),
+                row_tiles, row_warps, token_tiles, token_warps, stages, unroll, teams, blocks_per_sm, ahead,
+                registers, purpose,
+                shared => (teams * stages * stage).max(tokens * (teams * (4 * rows + 16) + 24)),
             },
         });
     }

@@ -95,8 +95,8 @@ impl GpuFacts {
     /// How it is decided which tiles a product has.
     fn tiles(&self) -> String {
         match self.products_tuned {
-            0 => format!("estimated, since neither the program nor {} has any for this GPU", tilings::FILE),
-            tuned => format!("measured for {tuned} products, otherwise estimated"),
+            0 => format!("estimated, since no {} has any for this GPU", tilings::FILE),
+            tuned => format!("measured for {tuned} products ({}), otherwise estimated", tilings::FILE),
         }
     }
 }
@@ -300,9 +300,8 @@ mod tests {
         };
         assert_eq!(facts(38, 0, None).code(), "38 kernels from bitnet.cubins");
         let some = facts(37, 1, Some("bitnet.cubins is damaged")).code();
-        let none = "estimated, since neither the program nor bitnet.tiles has any for this GPU";
-        assert_eq!(facts(38, 0, None).tiles(), none);
-        assert_eq!(facts(37, 1, None).tiles(), "measured for 1 products, otherwise estimated");
+        assert_eq!(facts(38, 0, None).tiles(), "estimated, since no bitnet.tiles has any for this GPU");
+        assert_eq!(facts(37, 1, None).tiles(), "measured for 1 products (bitnet.tiles), otherwise estimated");
         assert_eq!(some, "37 kernels from bitnet.cubins, 1 compiled by the driver: bitnet.cubins is damaged");
     }
 }

@@ -61,6 +61,13 @@ impl DeviceInfo {
         ((self.processor_shared / (bytes + KEPT)) as usize).clamp(1, most)
     }
 
+    /// Shared memory with which no multiprocessor holds more than its share of `blocks`. Blocks that wait for an earlier launch
+    /// would otherwise gather where that has left room first, and leave other multiprocessors idle.
+    pub(super) fn spread(&self, blocks: usize) -> usize {
+        let share = blocks.div_ceil(self.processors as usize);
+        if self.overlap { self.processor_shared as usize / (share + 1) } else { 0 }
+    }
+
     /// Whether a multiprocessor adds only two f64 in a cycle, and not 32 or 64: all but the large GPUs of data centres, by
     /// NVIDIA's table of throughputs.
     pub(super) fn slow_f64(&self) -> bool {

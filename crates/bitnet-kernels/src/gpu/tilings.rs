@@ -1,5 +1,4 @@
-//! How products are best launched on a GPU, as tuning runs have measured: some are built in, others are in a text file
-//! beside the program.
+//! How products are best launched on a GPU, as a tuning run has measured, in a text file beside the program.
 
 use std::{fmt, str::FromStr};
 
@@ -7,9 +6,6 @@ use crate::Grouping;
 
 /// Name of the file.
 pub const FILE: &str = "bitnet.tiles";
-
-/// The lines that are built in.
-const MEASURED: &str = include_str!("measured.tiles");
 
 /// Maximum of every number in the file: more than any model has, and little enough for estimates not to overflow.
 const MOST: usize = 1 << 20;
@@ -98,16 +94,6 @@ pub fn parse(text: &str) -> Result<Vec<Line>, &str> {
     lines.map(|line| line.parse().map_err(|NotALine| line)).collect()
 }
 
-/// The tilings for a GPU: those built in, and in place of them those of a file with this text.
-///
-/// # Errors
-/// The first line of the text that is not one.
-pub(super) fn known<'a>(gpu: &str, text: &'a str) -> Result<Vec<Tiling>, &'a str> {
-    let built_in = parse(MEASURED).expect("a test reads it");
-    let lines = merge(built_in, parse(text)?);
-    Ok(lines.into_iter().filter(|line| line.gpu == gpu).map(|line| line.tiling).collect())
-}
-
 /// Writes a file.
 pub fn format(lines: &[Line]) -> String {
     let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
@@ -145,20 +131,6 @@ mod tests {
         ] {
             assert_eq!(parse(&format!("# GPU\n\n{wrong}\n")), Err(wrong));
         }
-    }
-
-    #[test]
-    fn a_file_comes_before_what_is_built_in_and_only_for_its_gpu() {
-        let built_in = known("NVIDIA H200", "").unwrap();
-        let first = built_in[0];
-        let of =
-            |tilings: Vec<Tiling>| tilings.into_iter().find(|known| known.is_for_product_of(&first)).unwrap();
-        let other = Line { tiling: Tiling { splits: first.splits + 1, ..first }, gpu: "NVIDIA H200".into() };
-        assert_eq!(of(known("NVIDIA H200", &other.to_string()).unwrap()), other.tiling);
-        let elsewhere = Line { gpu: "GPU".into(), ..other.clone() };
-        assert_eq!(of(known("NVIDIA H200", &elsewhere.to_string()).unwrap()), first);
-        assert_eq!(known("GPU", &elsewhere.to_string()).unwrap(), [other.tiling]);
-        assert_eq!(known("GPU", "no tiling"), Err("no tiling"));
     }
 
     #[test]

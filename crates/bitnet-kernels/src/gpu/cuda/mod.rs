@@ -442,15 +442,16 @@ fn shipped(switches: Switches) -> Result<Cubins, String> {
     Cubins::parse(bytes).ok_or_else(|| format!("{} is damaged", path.display()))
 }
 
-/// The measured launches for this GPU: those built in, and those of a file beside the program; there need not be any.
+/// Reads the measured launches for this GPU from beside the program; there need not be any.
 fn measured(gpu: &str) -> Result<Vec<Tiling>, GpuError> {
+    let Ok(program) = env::current_exe() else { return Ok(Vec::new()) };
     let refused = |reason| GpuError::Tilings { reason };
-    let file = env::current_exe().map(|program| program.with_file_name(tilings::FILE));
-    let text = match file.and_then(fs::read_to_string) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+    let text = match fs::read_to_string(program.with_file_name(tilings::FILE)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         text => text.map_err(|e| refused(e.to_string()))?,
     };
-    tilings::known(gpu, &text).map_err(|line| refused(format!("cannot read {line:?}")))
+    let lines = tilings::parse(&text).map_err(|line| refused(format!("cannot read {line:?}")))?;
+    Ok(lines.into_iter().filter(|line| line.gpu == gpu).map(|line| line.tiling).collect())
 }
 
 impl Driver for Cuda {

@@ -8,8 +8,6 @@ use super::tile::{Kind, Shape, Tile};
 const BLOCKS_PER_PROCESSOR: usize = 2;
 /// Minimum number of stages of 128 features in a split; fewer would be done before the copies are in flight.
 const SPLIT_STAGES: usize = 4;
-/// Bytes that the second-level cache gives a multiprocessor in a cycle: 5.3 TB/s for 132 of them at 1.755 GHz.
-const CACHE_BYTES: usize = 23;
 
 /// Factor by which an estimate may be wrong: plans that are estimated to take longer are not measured.
 const TRUSTED: usize = 3;
@@ -19,14 +17,16 @@ pub(super) fn split_blocks(processors: u32) -> usize {
     BLOCKS_PER_PROCESSOR * processors as usize
 }
 
-/// A tile, and the cycles that it takes, estimated from the machine code for compute capability 9.0.
+/// A tile, and the cycles that it takes on compute capability 9.0, fitted to measurements or estimated from machine code.
 pub(super) struct TimedTile {
     pub(super) tile: Tile,
     /// Blocks that a multiprocessor holds if it has shared memory for them.
     pub(super) resident: usize,
+    /// Teams of a block's warps that share the stages.
+    pub(super) teams: usize,
     /// Cycles of a block before its first stage and after its last.
     pub(super) fixed: usize,
-    /// Cycles of a stage of 128 features, for a block alone on its multiprocessor.
+    /// Cycles in which each team multiplies a stage of 128 features, for a block alone on its multiprocessor.
     pub(super) stage: usize,
     /// Cycles of a stage for which a block occupies the multiprocessor's busiest unit.
     pub(super) busy: usize,
@@ -34,6 +34,8 @@ pub(super) struct TimedTile {
     pub(super) split: [usize; 2],
     /// Bytes of a stage for each row and for each token.
     pub(super) bytes: [usize; 2],
+    /// Bytes that the second-level cache gives a multiprocessor in a cycle.
+    pub(super) cache: usize,
 }
 
 /// How a product is launched: its tile, and the number of blocks that share the features of each.
@@ -63,11 +65,12 @@ impl TimedTile {
         let stages = shape.k_tiles.div_ceil(splits);
         let on_each = blocks.div_ceil(processors);
         let addition = if splits == 1 { 0 } else { self.split[0] + splits * self.split[1] };
-        let chain = (self.fixed + stages * self.stage + addition) * on_each.div_ceil(resident);
+        let turns = stages.div_ceil(self.teams);
+        let chain = (self.fixed + turns * self.stage + addition) * on_each.div_ceil(resident);
         let units = on_each * stages * self.busy;
         let loaded = self.bytes[0] * self.tile.rows + self.bytes[1] * self.tile.tokens;
         let moved = blocks * stages * loaded + 8 * shape.rows * shape.tokens;
-        let cache = moved / (CACHE_BYTES * processors);
+        let cache = moved / (self.cache * processors);
         chain.max(units).max(cache)
     }
 }
