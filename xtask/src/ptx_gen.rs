@@ -174,7 +174,7 @@ fn kernels() -> Vec<Kernel> {
         ("sm80_choose_f32", "choose.ptx", 40),
         ("sm80_group_tokens_u32", "group_tokens.ptx", 40),
         ("sm80_mix_f32", "mix.ptx", 40),
-        ("sm80_delta_inputs_f32", "delta_inputs.ptx", 144),
+        ("sm80_delta_inputs_f32", "delta_inputs.ptx", 128),
         ("sm80_delta_outputs_bf16", "delta_outputs.ptx", 48),
         ("sm80_contend_f32", "contend.ptx", 48),
         ("sm80_edit_f32", "edit.ptx", 40),
