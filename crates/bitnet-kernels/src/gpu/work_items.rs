@@ -37,6 +37,21 @@ impl WorkList {
         self.keys += run.start + tokens - step.first_key(run.start);
     }
 
+    /// Rounds the number of tiles up; tiles without keys for a row change nothing. A token's window begins anywhere in a
+    /// tile, so it has one tile more in most steps than in some; all of them count as having it, so that the plans of steps
+    /// are equal.
+    fn round_tiles(&mut self, window: Option<usize>) {
+        let most = window.map_or(usize::MAX, |window| (window - 1).div_ceil(BLOCK_TOKENS) + 1);
+        if self.longest == most || self.longest + 1 == most {
+            self.longest = most;
+            self.tiles = most;
+        } else if self.longest < TILE_STEP {
+            self.tiles = self.longest.next_power_of_two();
+        } else {
+            self.tiles = self.longest.next_multiple_of(TILE_STEP);
+        }
+    }
+
     /// The words that the kernels read.
     pub(super) fn words(&self) -> impl Iterator<Item = u32> {
         self.items.as_flattened().iter().copied()
@@ -66,25 +81,12 @@ impl WorkItems {
                 many.add(step, run, group, rows);
             }
         }
-        few.tiles = in_steps(few.longest, step.window);
+        few.round_tiles(step.window);
         WorkItems { group, rows, few, many }
     }
 
     /// Whether they are for this number of query heads per key head and this size of thread blocks.
     pub(super) fn fit(&self, group: usize, rows: usize) -> bool {
         (self.group, self.rows) == (group, rows)
-    }
-}
-
-/// Rounds the number of tiles up; tiles without keys for a row change nothing. A token's window begins anywhere in a tile,
-/// so it has one tile more in most steps than in some.
-fn in_steps(tiles: usize, window: Option<usize>) -> usize {
-    let most = window.map_or(usize::MAX, |window| (window - 1).div_ceil(BLOCK_TOKENS) + 1);
-    if tiles == most || tiles + 1 == most {
-        most
-    } else if tiles < TILE_STEP {
-        tiles.next_power_of_two()
-    } else {
-        tiles.next_multiple_of(TILE_STEP)
     }
 }
