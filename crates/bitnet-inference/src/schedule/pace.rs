@@ -72,7 +72,8 @@ pub struct StepLoad {
 const N: usize = 8;
 
 /// The time of a step as `a + b * (decodes + drafts) + c * context + d * prefill + e * attended + f * passes +
-/// g * drafted`, and `h` more if it has more than one row, because a GPU has other kernels for those; fitted to the steps so far by recursive least squares that slowly forgets.
+/// g * drafted`, and `h` more if it has more than one row, because a GPU has other kernels for those; fitted to the steps so far
+/// by recursive least squares that slowly forgets.
 #[derive(Debug, Clone)]
 pub struct StepModel {
     weights: [f64; N],

@@ -65,7 +65,8 @@ impl DeviceInfo {
     /// would otherwise gather where that has left room first, and leave other multiprocessors idle.
     pub(super) fn spread(&self, blocks: usize) -> usize {
         let share = blocks.div_ceil(self.processors as usize);
-        if self.overlap { self.processor_shared as usize / (share + 1) } else { 0 }
+        let bytes = self.processor_shared as usize / (share + 1);
+        if self.overlap { bytes.min(self.shared as usize) } else { 0 }
     }
 
     /// Whether a multiprocessor adds only two f64 in a cycle, and not 32 or 64: all but the large GPUs of data centres, by

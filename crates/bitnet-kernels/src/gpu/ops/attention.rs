@@ -100,7 +100,8 @@ pub(in crate::gpu) fn parts_bytes(processors: u32) -> usize {
 
 impl<D: Driver> Gpu<D> {
     /// Computes causal attention of every token over its sequence's positions up to its own, or the last of these if the
-    /// step has a window, with the queries in the first columns of `qkv`, which may have further columns; `out` is `[n][heads * head_dim]`.
+    /// step has a window, with the queries in the first columns of `qkv`, which may have further columns; `out` is
+    /// `[n][heads * head_dim]`.
     pub fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), GpuError> {
         let (kv_heads, head_dim) = (kv.shape.kv_heads, kv.shape.head_dim);
         let heads = out.width / head_dim;

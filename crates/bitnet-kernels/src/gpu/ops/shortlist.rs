@@ -41,8 +41,8 @@ impl<D: Driver> Gpu<D> {
         self.many().tokens
     }
 
-    /// Whether bounds find the logits that are needed, or those that can decide a race, with less work than computing all of them. If one row needs all
-    /// logits, the others cost little more.
+    /// Whether bounds find the logits that are needed, or those that can decide a race, with less work than computing all of
+    /// them. If one row needs all logits, the others cost little more.
     pub(super) fn can_shortlist(&self, vocab: usize, wanted: &[Wanted]) -> bool {
         let maxima = panels(vocab).min(MAXIMA);
         wanted.len() <= self.most_bounded()
@@ -110,7 +110,8 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Replaces upper bounds in the rows of `out`, one for each of `wanted`, by logits, or by negative infinity where they
-    /// are below what `wanted` needs; a race needs all that are left. `best` has the highest lower bound of each panel of 64 rows of the table.
+    /// are below what `wanted` needs; a race needs all that are left. `best` has the highest lower bound of each panel of 64
+    /// rows of the table.
     ///
     /// # Panics
     /// If the table is ternary.
