@@ -73,7 +73,7 @@ fn operands_must_fit_their_instruction() {
         ("mov.b32 r0, 0x100000000", 2),
         ("sub.u32 r0, r0, s", 3),
         ("st.shared.b32 [s], s", 2),
-        ("bar.sync r0", 1),
+        ("bar.sync f0", 1),
         ("bfe.u32 r0, r1, r2, 3", 3),
         ("shfl.sync.idx.b32 r0, r1, 0, 31, 0xffff", 5),
         ("cp.async.cg.shared.global [s], [gi], 8", 3),
