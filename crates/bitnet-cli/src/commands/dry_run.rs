@@ -124,9 +124,9 @@ fn a_bench_of_a_simulated_gpu_gives_every_row_that_was_asked_for() {
     for count in ["replays", "drawn", "copy_gb_s", "int8_tops", "bf16_tflops"] {
         assert!(gpu[count].as_f64().unwrap() > 0.0, "{count}: {gpu}");
     }
-    // Four projections, two other quantisations and the embedding for 1, 2 and 32 tokens; the last norm, three heads and
+    // Four projections, two other quantisations and the embedding for 1, 2 and 32 tokens; the last norm, four heads and
     // five draws for 1 and 2; two projections with their norms for 1; attention for both at both depths, and of a prompt.
-    assert_eq!(rows("kernels").len(), 7 * 3 + 9 * 2 + 2 + 4 + 1);
+    assert_eq!(rows("kernels").len(), 7 * 3 + 10 * 2 + 2 + 4 + 1);
     for kernel in rows("kernels") {
         let numbers = ["microseconds", "gb_s", "tera_ops_s", "of_bandwidth", "of_peak"];
         assert!(numbers.iter().all(|n| kernel[n].as_f64().is_some_and(|x| x > 0.0)), "{kernel}");

@@ -1,6 +1,6 @@
 //! What comes before the first layer and after the last.
 
-use bitnet::kernels::{Edits, Footprint, Held, Inspect, RowsKind, SamplingParams, Wanted};
+use bitnet::kernels::{Change, Edits, Footprint, Held, Inspect, RowsKind, SamplingParams, Wanted};
 use bitnet::model::{Checkpoint, ModelSpec};
 use bitnet::tensor::TernaryTensor;
 use half::bf16;
@@ -19,6 +19,8 @@ const DRAWS: [(&str, SamplingParams); 5] = [
     ("draw, min-p", SamplingParams { min_p: 0.05, ..WARM }),
 ];
 const WARM: SamplingParams = SamplingParams { temperature: 0.8, ..SamplingParams::GREEDY };
+/// Penalties of a row, as after a text of as many different tokens.
+const PENALTIES: u32 = 64;
 
 /// Logits whose probabilities follow a power law, as those of texts roughly do.
 fn logits(n: usize, vocab: usize) -> Vec<f32> {
@@ -86,24 +88,26 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         Ok(())
     }
 
-    /// Measures the output head with the choice of the most likely token and, unless it is ternary, with a draw from bounds
-    /// and from all logits.
+    /// Measures the output head with the choice of the most likely token and, unless it is ternary, with a draw from bounds,
+    /// also after penalties, and from all logits.
     fn heads(&mut self, table: &B::Table, n: usize) -> Result<(), CliError> {
         let ModelSpec { hidden, vocab, ref grouped, .. } = *self.spec;
         if grouped.head {
             return self.head(
                 table,
                 n,
-                ("head, choice", SamplingParams::GREEDY),
+                ("head, choice", Wanted::Token(SamplingParams::GREEDY)),
                 vocab * ternary_row(hidden),
             );
         }
         // Bounds read an int8 copy, and a few rows of the table.
         let copy = self.backend.bytes(&Held::Shortlist { rows: vocab, cols: hidden });
-        self.head(table, n, ("head, choice", SamplingParams::GREEDY), copy)?;
-        self.head(table, n, ("head, draw", WARM), copy)?;
+        self.head(table, n, ("head, choice", Wanted::Token(SamplingParams::GREEDY)), copy)?;
+        self.head(table, n, ("head, draw", Wanted::Token(WARM)), copy)?;
+        let penalised = Wanted::Changed { params: WARM, from: 0, to: PENALTIES, mask: None };
+        self.head(table, n, ("head, penalties", penalised), copy)?;
         // On a GPU, bounds do not decide top-p.
-        let top_p = SamplingParams { top_p: 0.9, ..WARM };
+        let top_p = Wanted::Token(SamplingParams { top_p: 0.9, ..WARM });
         self.head(table, n, ("head, all logits", top_p), vocab * hidden * size_of::<bf16>())
     }
 
@@ -112,14 +116,17 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         &mut self,
         table: &B::Table,
         n: usize,
-        (operation, draw): (&'static str, SamplingParams),
+        (operation, wanted): (&'static str, Wanted),
         weights: usize,
     ) -> Result<(), CliError> {
         let ModelSpec { hidden, vocab, .. } = *self.spec;
         let ternary = self.spec.grouped.head;
         let mut x = self.backend.rows(n, hidden, RowsKind::Intermediate)?;
         self.backend.write(&mut x, &values(n * hidden))?;
-        let wanted = vec![Wanted::Token(draw); n];
+        let wanted = vec![wanted; n];
+        let penalty = |token| Change { token, repetition: 1.1, less: 0.5, more: 0.0 };
+        let changes: Vec<Change> = (0..PENALTIES).map(penalty).collect();
+        let edits = Edits { changes: &changes, masks: &[] };
         let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
         let work = Work {
             operation,
@@ -129,7 +136,7 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
             operations: 2 * n * vocab * hidden,
             peak: if ternary { self.bounds.integers } else { self.bounds.floats },
         };
-        self.time(work, 1, |b, _| b.logits(&x, table, &wanted, Edits::default(), &mut logits, &mut drawn))
+        self.time(work, 1, |b, _| b.logits(&x, table, &wanted, edits, &mut logits, &mut drawn))
     }
 
     /// Measures draws from logits, if the backend draws from all logits of a row. The CPU does so only where its bounds
