@@ -351,8 +351,8 @@ pub trait Backend: Send {
     ///
     /// `x` has the columns that [`DeltaShape`] describes, and `out` is `[n][value_width]`. Every run reads its slot of
     /// `state` and writes the state after its last token to it; no two runs may share a slot. A run
-    /// first takes the state through the drafts of the previous run that were accepted, and leaves the state before its
-    /// own drafts ([`crate::DraftLog`]).
+    /// first takes the state through the drafts of the previous run that were accepted, and leaves the state before its own
+    /// drafts ([`crate::DraftLog`]).
     fn gated_delta(
         &mut self,
         step: Step<'_>,

@@ -218,8 +218,8 @@ impl DeltaShape {
         self.channels().next_multiple_of(16) + 2 * self.value_heads.next_multiple_of(16)
     }
 
-    /// Floats that the log of a slot on the CPU keeps for a draft: its input of the convolution, then its keys and values after it,
-    /// and the decays and the rates of all value heads.
+    /// Floats that the log of a slot on the CPU keeps for a draft: its input of the convolution, then its keys and values
+    /// after it, and the decays and the rates of all value heads.
     pub fn log_len(&self) -> usize {
         self.channels().next_multiple_of(16) + self.learned_len()
     }

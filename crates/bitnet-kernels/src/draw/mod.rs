@@ -18,7 +18,7 @@ mod weight;
 pub use arrivals::{Arrivals, GROUP, exponential, philox4x32};
 pub use change::{Change, Edits, MAX_CHANGES};
 pub use plain::{drawn, edited};
-pub use weight::{ONE, below_max, exp, key, least_kept, token_of, units, weight};
+pub use weight::{ONE, below_max, exp, kept_below, key, least_kept, token_of, units, weight};
 
 /// How to draw a token from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]

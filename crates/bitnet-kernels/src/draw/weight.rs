@@ -29,6 +29,12 @@ pub fn least_kept(min_p: f32) -> u64 {
     (f64::from(min_p) * ONE as f64) as u64
 }
 
+/// How far below the highest logit, in temperatures, tokens are certainly kept with `min_p`, and beyond which they are
+/// certainly not, but for roundings: weights below about exp(-27.7) are rounded to 0.
+pub fn kept_below(min_p: f32) -> [f64; 2] {
+    [27.0, 28.0].map(|most| (-f64::from(min_p).ln()).min(most))
+}
+
 /// The sort key of a token: a higher key comes earlier in the order, which is by logit, highest first, and by id, lowest
 /// first, for equal logits.
 #[inline(always)]

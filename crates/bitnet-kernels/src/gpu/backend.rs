@@ -80,7 +80,7 @@ impl<D: Driver> Backend for Gpu<D> {
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), KernelError> {
-        Ok(Gpu::logits(self, x, table, (wanted, edits), logits, drawn)?)
+        Ok(Gpu::logits(self, x, table, wanted, edits, logits, drawn)?)
     }
 
     fn info(&self) -> BackendInfo {

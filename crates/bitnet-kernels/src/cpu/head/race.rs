@@ -16,7 +16,7 @@ use super::{
 use crate::{
     SamplingParams,
     cpu::generic::mass::Rows,
-    draw::{Arrivals, GROUP, ONE, key, least_kept, units, weight},
+    draw::{Arrivals, GROUP, ONE, kept_below, key, least_kept, units, weight},
 };
 
 /// More than the roundings of a score: scores are compared without the order of operations of the rule, and those of
@@ -361,10 +361,8 @@ impl Race {
         let temperature = f64::from(temperature);
         let max = f64::from(self.max);
         let slack = 1e-4 * temperature + 1e-5 * max.abs();
-        // Weights below about exp(-27.7) are rounded to 0.
-        let reach = |most: f64| max - temperature * (-f64::from(min_p).ln()).min(most);
-        let sure = (reach(27.0) + slack) as f32;
-        let floor = (reach(28.0) - slack) as f32;
+        let [sure, floor] = kept_below(min_p).map(|below| max - temperature * below);
+        let (sure, floor) = ((sure + slack) as f32, (floor - slack) as f32);
         (sure.max(self.cut_logit), floor.max(self.cut_logit))
     }
 

@@ -444,9 +444,9 @@ fn shipped(switches: Switches) -> Result<Cubins, String> {
 
 /// Reads the measured launches for this GPU from beside the program; there need not be any.
 fn measured(gpu: &str) -> Result<Vec<Tiling>, GpuError> {
-    let Ok(program) = env::current_exe() else { return Ok(Vec::new()) };
     let refused = |reason| GpuError::Tilings { reason };
-    let text = match fs::read_to_string(program.with_file_name(tilings::FILE)) {
+    let file = env::current_exe().map(|program| program.with_file_name(tilings::FILE));
+    let text = match file.and_then(fs::read_to_string) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         text => text.map_err(|e| refused(e.to_string()))?,
     };

@@ -44,6 +44,8 @@ static TILES: [TimedTile; 5] = [
     summed(&BITLINEAR_T128, [128, 128], [2, 1], [7935, 1191, 1049], [14_000, 3374]),
 ];
 
+/// Bytes that the second-level cache gives a multiprocessor in a cycle, fitted with the cycles of [`TILES`].
+const MEASURED_CACHE_BYTES: usize = 41;
 /// Bytes that the second-level cache is assumed to give a multiprocessor in a cycle to kernels that were not measured.
 const CACHE_BYTES: usize = 23;
 
@@ -71,7 +73,17 @@ const fn summed(
     split: [usize; 2],
 ) -> TimedTile {
     let tile = Tile { kernel, rows, tokens };
-    TimedTile { tile, resident, teams, fixed, stage, busy, split, bytes: [32, 128], cache: 41 }
+    TimedTile {
+        tile,
+        resident,
+        teams,
+        fixed,
+        stage,
+        busy,
+        split,
+        bytes: [32, 128],
+        cache: MEASURED_CACHE_BYTES,
+    }
 }
 
 const fn grouped(

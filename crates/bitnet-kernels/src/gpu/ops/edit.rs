@@ -22,24 +22,14 @@ const NONE: u32 = u32::MAX;
 const TOKENS: usize = 1024;
 
 impl<D: Driver> Gpu<D> {
-    /// As [`Gpu::edit`], if any row is changed.
-    pub(super) fn edit_changed(
-        &mut self,
-        wanted: &[Wanted],
-        edits: Edits<'_>,
-        logits: &Rows,
-    ) -> Result<(), GpuError> {
-        match wanted.iter().any(|wanted| matches!(wanted, Wanted::Changed { .. })) {
-            true => self.edit(wanted, edits, logits),
-            false => Ok(()),
-        }
-    }
-
     /// Changes the first rows of logits as each of `wanted` says. Logits that are not numbers stay as they are.
     ///
     /// # Panics
     /// If an entry refers to changes or a mask that `edits` does not have, or a change to no token.
     pub fn edit(&mut self, wanted: &[Wanted], edits: Edits<'_>, logits: &Rows) -> Result<(), GpuError> {
+        if !wanted.iter().any(|wanted| matches!(wanted, Wanted::Changed { .. })) {
+            return Ok(());
+        }
         let (n, vocab) = (wanted.len(), logits.width);
         assert!(n <= logits.rows, "every row must have logits");
         let words = vocab.div_ceil(32);

@@ -19,7 +19,8 @@ impl<D: Driver> Gpu<D> {
         &mut self,
         x: &Rows,
         table: &Table,
-        (wanted, edits): (&[Wanted], Edits<'_>),
+        wanted: &[Wanted],
+        edits: Edits<'_>,
         logits: &mut [f32],
         drawn: &mut [Option<Drawn>],
     ) -> Result<(), GpuError> {
@@ -37,11 +38,11 @@ impl<D: Driver> Gpu<D> {
         let mut rows = self.logit_rows(n, vocab)?;
         let made = match table {
             Table::Dense(dense @ Dense { copy: Some(copy), .. }) if self.can_shortlist(vocab, wanted) => {
-                self.shortlisted_logits(x, (dense, copy), (wanted, edits), &mut rows)
+                self.shortlisted_logits(x, (dense, copy), wanted, edits, &mut rows)
             }
             _ => self.head(n, x, table, &mut rows),
         };
-        let made = made.and_then(|()| self.edit_changed(wanted, edits, &rows));
+        let made = made.and_then(|()| self.edit(wanted, edits, &rows));
         let made = made.and_then(|()| self.draw_from(&rows, wanted, drawn));
         let read = made.and_then(|()| self.read_rest(&rows, wanted, logits));
         self.logits = Some(rows);

@@ -5,6 +5,7 @@ use std::f32::consts::LOG2_E;
 
 use crate::{
     Edits, SamplingParams, Wanted,
+    draw::kept_below,
     gpu::{
         Driver, Gpu, GpuError, Rows,
         layout::{HeadCopy, ShortlistBuffers, panels},
@@ -40,9 +41,9 @@ fn race(wanted: &Wanted, edits: Edits<'_>) -> [u32; RACE_WORDS] {
     let Some(SamplingParams { temperature, min_p, seed, choice, position, .. }) = racing(wanted) else {
         return [0; RACE_WORDS];
     };
-    // How far below the highest logit tokens are kept; weights below about exp(-27.7) are rounded to 0.
-    let reach = |most: f32| temperature * (-min_p.ln()).min(most);
-    let (sure, floor) = (reach(27.0) - 1e-4 * temperature, reach(28.0) + 1e-4 * temperature);
+    // How far below the highest logit tokens are kept.
+    let [sure, floor] = kept_below(min_p).map(|below| temperature * below as f32);
+    let (sure, floor) = (sure - 1e-4 * temperature, floor + 1e-4 * temperature);
     let changes = match *wanted {
         Wanted::Changed { from, to, .. } => &edits.changes[from as usize..to as usize],
         _ => &[],
@@ -63,7 +64,8 @@ impl<D: Driver> Gpu<D> {
     /// neither be the highest nor be drawn.
     pub(super) fn rule_out(
         &mut self,
-        (wanted, edits): (&[Wanted], Edits<'_>),
+        wanted: &[Wanted],
+        edits: Edits<'_>,
         copy: &HeadCopy,
         shortlist: &ShortlistBuffers,
         out: &Rows,

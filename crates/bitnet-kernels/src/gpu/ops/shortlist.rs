@@ -58,18 +58,19 @@ impl<D: Driver> Gpu<D> {
         &mut self,
         x: &Rows,
         table: (&Dense, &HeadCopy),
-        (wanted, edits): (&[Wanted], Edits<'_>),
+        wanted: &[Wanted],
+        edits: Edits<'_>,
         out: &mut Rows,
     ) -> Result<(), GpuError> {
         let shortlist = self.shortlist(wanted.len())?;
         let races = wanted.iter().filter(|wanted| racing(wanted).is_some()).count();
         let bound = self.bound(wanted.len(), x, table, &shortlist, out);
-        let made = bound.and_then(|()| match races {
-            0 => Ok(()),
-            _ => {
-                self.edit_changed(wanted, edits, out)?;
-                self.rule_out((wanted, edits), table.1, &shortlist, out)
+        let made = bound.and_then(|()| {
+            if races == 0 {
+                return Ok(());
             }
+            self.edit(wanted, edits, out)?;
+            self.rule_out(wanted, edits, table.1, &shortlist, out)
         });
         let made = made.and_then(|()| self.rescore_dense(x, table.0, wanted, &shortlist.best, out));
         self.shortlist = Some(shortlist);

@@ -198,19 +198,25 @@ fn one_token_after_more_tiles_than_a_warp_merges_at_once_is_attended_as_in_a_pro
     assert!(bits(&outputs) == whole);
 }
 
+/// What a prompt of `tokens` tokens gives, and what it gives if token 20 is not a number.
+fn with_and_without_a_nan(heads: Heads, tokens: usize) -> [Vec<[Vec<f32>; 2]>; 2] {
+    let clean = sequence(tokens, 5);
+    let mut poisoned = clean.clone();
+    poisoned[20 * HIDDEN + 3] = f32::NAN;
+    [clean, poisoned].map(|sequence| {
+        let outputs = attend(Simulator::default(), heads, &[sequence], &[&[(0, 0, tokens)]]).unwrap().0;
+        outputs.into_iter().next().unwrap()
+    })
+}
+
 #[test]
 fn a_token_behind_one_that_is_not_a_number_is_not_touched() {
     for kv in KV_TYPES {
         let heads = Heads { queries: 2, keys: 1, dim: 32, kv, window: None };
-        let clean = [sequence(40, 5)];
-        let mut poisoned = clean.clone();
-        poisoned[0][20 * HIDDEN + 3] = f32::NAN;
-        let step: &[&[Piece]] = &[&[(0, 0, 40)]];
-        let clean = attend(Simulator::default(), heads, &clean, step).unwrap().0;
-        let poisoned = attend(Simulator::default(), heads, &poisoned, step).unwrap().0;
-        assert_eq!(bits(&[clean[0][..20].to_vec()]), bits(&[poisoned[0][..20].to_vec()]), "{kv}");
+        let [clean, poisoned] = with_and_without_a_nan(heads, 40);
+        assert_eq!(bits(&[clean[..20].to_vec()]), bits(&[poisoned[..20].to_vec()]), "{kv}");
         assert!(
-            poisoned[0][20..].iter().all(|[_, out]| out.iter().all(|x| x.is_nan())),
+            poisoned[20..].iter().all(|[_, out]| out.iter().all(|x| x.is_nan())),
             "it reaches all after it: {kv}"
         );
     }
@@ -221,14 +227,9 @@ fn a_token_behind_one_that_is_not_a_number_is_not_touched() {
 fn a_token_whose_window_begins_after_one_that_is_not_a_number_is_not_touched() {
     for (kv, window) in [(KvType::Bf16, 3), (KvType::Int8, 10)] {
         let heads = Heads { queries: 2, keys: 1, dim: 32, kv, window: Some(window) };
-        let clean = [sequence(90, 5)];
-        let mut poisoned = clean.clone();
-        poisoned[0][20 * HIDDEN + 3] = f32::NAN;
-        let step: &[&[Piece]] = &[&[(0, 0, 90)]];
-        let clean = attend(Simulator::default(), heads, &clean, step).unwrap().0;
-        let poisoned = attend(Simulator::default(), heads, &poisoned, step).unwrap().0;
+        let [clean, poisoned] = with_and_without_a_nan(heads, 90);
         let sees = 20..20 + window;
-        for (t, (clean, poisoned)) in clean[0].iter().zip(&poisoned[0]).enumerate() {
+        for (t, (clean, poisoned)) in clean.iter().zip(&poisoned).enumerate() {
             assert_eq!(poisoned[1].iter().all(|x| x.is_nan()), sees.contains(&t), "{kv}: token {t}");
             assert!(sees.contains(&t) || clean == poisoned, "{kv}: token {t}");
         }

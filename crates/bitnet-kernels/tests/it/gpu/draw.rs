@@ -43,7 +43,7 @@ fn each_row_is_drawn_or_read_back_as_requested() {
         let mut rows = gpu.rows(n, WIDTH, RowsKind::Intermediate).unwrap();
         gpu.write_rows(&mut rows, &x).unwrap();
         let (mut all, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
-        gpu.logits(&rows, &table, (wanted, Edits::default()), &mut all, &mut drawn).unwrap();
+        gpu.logits(&rows, &table, wanted, Edits::default(), &mut all, &mut drawn).unwrap();
         for (row, (params, drawn)) in wanted.iter().map(Wanted::sampling).zip(&drawn).enumerate() {
             let expected = &expected[row * vocab..][..vocab];
             // A top-k of one takes the most likely token, whatever the seed.
@@ -93,7 +93,7 @@ fn rows_with_changes_and_masks_are_drawn_on_the_device_as_the_rule_says() {
         gpu.write_rows(&mut rows, &x).unwrap();
         let (mut all, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
         let edits = Edits { changes: &changes, masks: &masks };
-        gpu.logits(&rows, &table, (&wanted, edits), &mut all, &mut drawn).unwrap();
+        gpu.logits(&rows, &table, &wanted, edits, &mut all, &mut drawn).unwrap();
         for (row, (wanted, drawn)) in wanted.iter().zip(drawn).enumerate() {
             let row = draw::edited(&expected[row * vocab..][..vocab], wanted, edits);
             let expected = wanted.sampling().map(|params| draw::drawn(&row, &params));
@@ -113,7 +113,7 @@ fn a_mask_of_one_token_needs_no_launch() {
         (Wanted::Changed { params: SamplingParams::GREEDY, from: 0, to: 0, mask: Some(1) }, [None]);
     let edits = Edits { changes: &[], masks: &[9, 0, 1 << 5, 0] };
     let before = gpu.counts().launches;
-    gpu.logits(&rows, &table, (&[wanted], edits), &mut [0.0; 67], &mut drawn).unwrap();
+    gpu.logits(&rows, &table, &[wanted], edits, &mut [0.0; 67], &mut drawn).unwrap();
     assert_eq!((drawn, gpu.counts().launches), ([Some(Drawn::Token(37))], before));
 }
 

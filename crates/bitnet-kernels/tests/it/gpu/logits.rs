@@ -115,7 +115,7 @@ fn a_row_too_wide_for_bounds_gets_all_logits() {
         let mut x = gpu.rows(1, width, RowsKind::Intermediate).unwrap();
         gpu.write_rows(&mut x, &values(width, 0.7)).unwrap();
         let mut logits = vec![0.0; vocab];
-        gpu.logits(&x, &table, (&[Wanted::Top(1)], Edits::default()), &mut logits, &mut [None]).unwrap();
+        gpu.logits(&x, &table, &[Wanted::Top(1)], Edits::default(), &mut logits, &mut [None]).unwrap();
         let work = gpu.head_counts().unwrap();
         assert_eq!((work.shortlisted, work.whole), (shortlisted, 1 - shortlisted), "{shared} bytes");
         assert_eq!(logits.iter().all(|x| x.is_finite()), shortlisted == 0);

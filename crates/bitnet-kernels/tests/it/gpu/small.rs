@@ -4,7 +4,7 @@ use bitnet_kernels::{
     Backend, Change, DeltaShape, DeltaWeights, DraftLog, Drawn, Edits, ExpertShape, ExpertWeights, Gate,
     Grouping, Int8Matrix, KernelError, KvShape, KvType, Norm, Rotate, RowOrder, RowsKind, Run,
     SamplingParams, Step, Wanted,
-    gpu::{Delta, Gain, Gpu, GpuError, Int8Rows, Rotation, State, Table},
+    gpu::{Delta, Gain, Gpu, GpuError, Int8Rows, Rotation, Rows, State, Table},
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use bitnet_tests::Simulator;
@@ -30,6 +30,23 @@ fn norm(gpu: &mut Gpu<Simulator>, width: usize, step: f32) -> Result<Norm<Gain>,
     Ok(Norm { gain: gpu.gain(&wave(width, step))?, eps: 1e-5 })
 }
 
+/// A table of these values that has bounds, and rows to multiply it with.
+fn with_bounds(
+    gpu: &mut Gpu<Simulator>,
+    values: &[f32],
+    [n, width]: [usize; 2],
+) -> Result<(Table, Rows), GpuError> {
+    let values = BitNetTensor::from_f32([values.len() / width, width], values).expect("a table");
+    let mut table = gpu.table(&values)?;
+    match Backend::prepare_shortlist(gpu, &mut table, None) {
+        Err(KernelError::Gpu(error)) => return Err(error),
+        copied => copied.expect("memory"),
+    }
+    let mut x = gpu.rows(n, width, RowsKind::Intermediate)?;
+    gpu.write_rows(&mut x, &noise(n * width, 2))?;
+    Ok((table, x))
+}
+
 /// The one or two highest logits of each row, and how many were computed for them. Half the rows of the table are close to
 /// each other.
 pub fn bounded(simulator: Simulator, n: usize, width: usize) -> Bits {
@@ -41,34 +58,25 @@ pub fn bounded(simulator: Simulator, n: usize, width: usize) -> Bits {
         let others = &mut rest[(row - 1) * width..][..width];
         others.iter_mut().zip(first).for_each(|(x, first)| *x = *first + 0.1 * *x);
     }
-    let values = BitNetTensor::from_f32([vocab, width], &values).expect("a table");
-    let mut table = gpu.table(&values)?;
-    match Backend::prepare_shortlist(&mut gpu, &mut table, None) {
-        Err(KernelError::Gpu(error)) => return Err(error),
-        copied => copied.expect("memory"),
-    }
-    let mut x = gpu.rows(n, width, RowsKind::Intermediate)?;
-    gpu.write_rows(&mut x, &noise(n * width, 2))?;
+    let (table, x) = with_bounds(&mut gpu, &values, [n, width])?;
     let wanted: Vec<Wanted> = (0..n).map(|row| Wanted::Top(1 + row % 2)).collect();
     let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
-    gpu.logits(&x, &table, (&wanted, Edits::default()), &mut logits, &mut drawn)?;
+    gpu.logits(&x, &table, &wanted, Edits::default(), &mut logits, &mut drawn)?;
     let mut all = bits(&logits);
     all.push(gpu.head_counts()?.rescored as u32);
     Ok(all)
+}
+
+/// The same on a GPU with little shared memory.
+pub fn bounded_in_little(simulator: Simulator, n: usize, width: usize) -> Bits {
+    bounded(simulator.set(|info| info.shared = 99 << 10), n, width)
 }
 
 /// Tokens that bounds decide, drawn in many ways from a flat table, and how many logits that took.
 pub fn raced(simulator: Simulator) -> Bits {
     let (n, width, vocab) = (8, 64, 1100);
     let mut gpu = Gpu::new(simulator)?;
-    let values = BitNetTensor::from_f32([vocab, width], &noise(vocab * width, 1)).expect("a table");
-    let mut table = gpu.table(&values)?;
-    match Backend::prepare_shortlist(&mut gpu, &mut table, None) {
-        Err(KernelError::Gpu(error)) => return Err(error),
-        copied => copied.expect("memory"),
-    }
-    let mut x = gpu.rows(n, width, RowsKind::Intermediate)?;
-    gpu.write_rows(&mut x, &noise(n * width, 2))?;
+    let (table, x) = with_bounds(&mut gpu, &noise(vocab * width, 1), [n, width])?;
     let (changes, masks) = (edits(100), vec![0x7777_7777; vocab.div_ceil(32)]);
     let wanted: Vec<Wanted> = (0..n as u32)
         .map(|row| {
@@ -85,17 +93,12 @@ pub fn raced(simulator: Simulator) -> Bits {
         .collect();
     let edits = Edits { changes: &changes, masks: &masks };
     let (mut logits, mut drawn) = (vec![0.0; n * vocab], vec![None; n]);
-    gpu.logits(&x, &table, (&wanted, edits), &mut logits, &mut drawn)?;
+    gpu.logits(&x, &table, &wanted, edits, &mut logits, &mut drawn)?;
     let token = |drawn| if let Some(Drawn::Token(token)) = drawn { token } else { u32::MAX };
     let mut all: Vec<u32> = drawn.into_iter().map(token).collect();
     let counts = gpu.head_counts()?;
     all.extend([counts.rescored as u32, counts.drawn as u32]);
     Ok(all)
-}
-
-/// The same on a GPU with little shared memory.
-pub fn bounded_in_little(simulator: Simulator, n: usize, width: usize) -> Bits {
-    bounded(simulator.set(|info| info.shared = 99 << 10), n, width)
 }
 
 fn quantised(gpu: &mut Gpu<Simulator>, q: &Int8Rows, n: usize) -> Bits {
