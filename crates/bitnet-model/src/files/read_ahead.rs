@@ -2,6 +2,7 @@
 //! Loading then takes as long as the slower of the two.
 
 use std::{
+    panic::resume_unwind,
     sync::{
         Mutex, PoisonError,
         mpsc::{Receiver, sync_channel},
@@ -47,7 +48,12 @@ pub(crate) fn with<T>(source: &dyn TensorSource, load: impl FnOnce(&dyn TensorSo
         }
     };
     thread::scope(|scope| match thread::Builder::new().spawn_scoped(scope, work) {
-        Ok(_) => load(&ReadAhead { source, unpacked: Mutex::new(unpacked) }),
+        Ok(reader) => {
+            let loaded = load(&ReadAhead { source, unpacked: Mutex::new(unpacked) });
+            // A scope may end while its threads still free what they kept for waiting; joining them waits for that too.
+            reader.join().unwrap_or_else(|panic| resume_unwind(panic));
+            loaded
+        }
         Err(_) => load(source),
     })
 }
