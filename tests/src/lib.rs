@@ -239,8 +239,10 @@ fn build(package: &str, part: &[&str]) -> PathBuf {
         Some("debug") | None => "dev",
         Some(name) => name,
     };
+    // Together with the program, a package has the features of dependencies that the whole workspace has. Alone, it has
+    // fewer, and cargo would compile nearly everything again.
     let build = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", package, "--profile", profile])
+        .args(["build", "--quiet", "--package", "bitnet-cli", "--package", package, "--profile", profile])
         .args(part)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
