@@ -173,6 +173,29 @@ fn every_page_of_the_guide_is_in_its_summary() {
     }
 }
 
+/// A built guide holds its pages alone: of a file beside them, it has the path in the repository instead of a link.
+#[test]
+fn every_link_of_the_guide_leads_to_a_page_of_it_and_every_path_to_a_file() {
+    let repository = book().join("../../..");
+    let mut paths = 0;
+    for (name, page) in pages() {
+        for link in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = link.split('#').next().expect("a first part");
+            assert!(
+                !file.contains('/') && book().join(file).is_file(),
+                "{name}: {link} is no page of the guide"
+            );
+        }
+        for path in page.split('`').skip(1).step_by(2) {
+            if ["docs/", "record/", "CONTRIBUTING"].iter().any(|begin| path.starts_with(begin)) {
+                assert!(repository.join(path).exists(), "{name}: {path} does not exist");
+                paths += 1;
+            }
+        }
+    }
+    assert!(paths > 5, "only {paths} paths were found");
+}
+
 /// The errors that the page about troubles explains are those that the product has.
 #[test]
 fn every_error_that_the_guide_explains_exists() {
