@@ -11,10 +11,10 @@ use bitnet_tensor::quant::GROUP;
 use crate::{
     Backend, ExpertShape, ExpertWeights, Grouping, KernelError, Norm, RowsKind,
     cpu::{
-        Cpu, Int8Rows, Panels, Rows, Table, WEIGHT_UNIT,
+        Cpu, Int8Rows, Panels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
         generic::{
             grouped::Grouped,
-            rows::{ExpertSums, Gain},
+            rows::{ExpertSums, Gain, GateQuantize, QuantOut, ScalesOut},
             ternary::Output,
         },
         panels::PANEL_ROWS,
@@ -241,29 +241,39 @@ impl Cpu {
         let rows = b.logits.values.chunks_exact(b.logits.stride).take(n).map(|row| &row[..shape.count]);
         b.routes.route(rows, shape.used);
         let (slots, routes) = (n * shape.used, &b.routes);
+        self.fetch_gates(w, &routes.active);
         self.norm_quantize(n, x, [Some(norm), None], None, &mut b.input)?;
-        b.sorted.gather(&b.input, &routes.tokens[..slots]);
+        self.gather(&b.input, &routes.tokens[..slots], &mut b.sorted)?;
 
-        let panels = shape.ffn.div_ceil(PANEL_ROWS);
+        // Columns that share a scale after the gate: the thread that computes them also quantises them.
+        let (panels, groups) = (shape.ffn.div_ceil(PANEL_ROWS), shape.ffn.div_ceil(GROUP));
         let both = b.gate_up.values.shared();
         let (active, stride) = (&routes.active[..], b.gate_up.stride);
-        let items = active.len() * 2 * panels;
-        let bytes = items * w.gate[0].panel(0).len();
-        let kernel = self.isa.kernels().grouped;
+        let items = active.len() * groups;
+        let bytes = active.len() * 2 * panels * w.gate[0].panel(0).len();
+        let kernels = self.isa.kernels();
+        let (kernel, quantize) = (kernels.grouped, kernels.floats.gate_quantize);
+        let gates = GateQuantize { x: both, stride, ffn: shape.ffn, gate: shape.gate, out: b.gated.out() };
         self.parallel((bytes / WEIGHT_UNIT).min(items), 0, &|part, parts, _| {
-            for (at, panels) in runs_of(share(items, parts, part), panels) {
-                let (expert, up) = (active[at / 2] as usize, at % 2);
-                let matrix = if up == 1 { &w.up } else { &w.gate };
+            for item in share(items, parts, part) {
+                let (expert, group) = (active[item / groups] as usize, item % groups);
+                let some = group * GROUP_PANELS..panels.min((group + 1) * GROUP_PANELS);
+                let (gate, up) = (&w.gate[expert], &w.up[expert]);
+                let later = item + 1;
+                let next = active.get(later / groups).map(|&expert| &w.gate[expert as usize]);
+                let next = next.map(|gate| gate.panel(later % groups * GROUP_PANELS));
                 let slots = routes.slots(expert);
-                let (values, column) = (both, up * shape.ffn);
-                let out = Output { values, stride, column, add: None };
-                let a = b.sorted.product(&matrix[expert], slots, out);
-                // SAFETY: `isa` proves the instruction set; every panel of an expert, and so its output columns in the
-                // expert's slots, belongs to one part; rows are padded with zeros to whole blocks.
-                unsafe { kernel(&a, panels) }
+                for (matrix, column, next) in [(gate, 0, Some(up.panel(some.start))), (up, shape.ffn, next)] {
+                    let out = Output { values: both, stride, column, add: None };
+                    let a = Grouped { next, ..b.sorted.product(matrix, slots.clone(), out) };
+                    // SAFETY: `isa` proves the instruction set; every panel of an expert, and so its output columns in the
+                    // expert's slots, belongs to one part; rows are padded with zeros to whole blocks.
+                    unsafe { kernel(&a, some.clone()) }
+                }
+                // SAFETY: as above; this part has computed these columns.
+                unsafe { quantize(&gates, slots, group) }
             }
         })?;
-        self.gate_norm_quantize(slots, &b.gate_up, shape.gate, [None; 2], None, &mut b.gated)?;
 
         let panels = shape.hidden.div_ceil(PANEL_ROWS);
         let outputs = b.outputs.values.shared();
@@ -275,10 +285,16 @@ impl Cpu {
         self.parallel(units, 0, &|part, parts, _| {
             let some = share(panels, parts, part);
             let columns = some.start * PANEL_ROWS..(some.end * PANEL_ROWS).min(shape.hidden);
-            for &expert in active {
-                let expert = expert as usize;
+            let later = share(panels, parts, part + 1).start;
+            for (i, &expert) in active.iter().enumerate() {
                 let out = Output { values: outputs, stride, column: 0, add: None };
-                let a = b.gated.product(&w.down[expert], routes.slots(expert), out);
+                let next = match active.get(i + 1) {
+                    Some(&next) => Some(w.down[next as usize].panel(some.start)),
+                    None if later < panels => Some(w.down[active[0] as usize].panel(later)),
+                    None => None,
+                };
+                let expert = expert as usize;
+                let a = Grouped { next, ..b.gated.product(&w.down[expert], routes.slots(expert), out) };
                 // SAFETY: as above; every output column belongs to one part.
                 unsafe { kernel(&a, some.clone()) }
             }
@@ -288,33 +304,47 @@ impl Cpu {
     }
 }
 
-/// Parts of the last products per thread: a thread that loses its core delays the others by one of them.
-const PARTS: usize = 4;
-
-/// Cuts a range of panels of matrices that have `panels` panels each into the ranges within each matrix.
-fn runs_of(items: Range<usize>, panels: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let matrices = items.start / panels..items.end.div_ceil(panels);
-    matrices.map(move |matrix| {
-        let first = matrix * panels;
-        let end = items.end.min(first + panels) - first;
-        (matrix, items.start.saturating_sub(first)..end)
-    })
-}
-
-impl Int8Rows {
-    /// Sets row `i` to row `rows[i]` of `from`, which has the same width.
-    fn gather(&mut self, from: &Int8Rows, rows: &[u32]) {
-        let (Scales::Groups(to), Scales::Groups(groups)) = (&mut self.scales, &from.scales) else {
-            panic!("rows must have scales for groups")
-        };
-        let (stride, count) = (self.stride, self.width.div_ceil(GROUP));
-        for (slot, &row) in rows.iter().enumerate() {
-            let row = row as usize;
-            self.values[slot * stride..][..stride].copy_from_slice(&from.values[row * stride..][..stride]);
-            to[slot * count..][..count].copy_from_slice(&groups[row * count..][..count]);
+impl Cpu {
+    /// Asks for the first lines of what each thread reads first of the experts that are met, while their input is made.
+    fn fetch_gates(&self, w: &Experts, active: &[u32]) {
+        let fetch = self.isa.kernels().floats.fetch;
+        let threads = self.pool.threads();
+        for thread in 0..threads.min(active.len()) {
+            let first = active[share(active.len(), threads, thread).start];
+            let panel = w.gate[first as usize].panel(0);
+            // SAFETY: `isa` proves the instruction set.
+            unsafe { fetch(&panel[..panel.len().min(FETCHED)]) }
         }
     }
 
+    /// Sets row `i` to row `rows[i]` of `from`, which has the same width.
+    fn gather(&mut self, from: &Int8Rows, rows: &[u32], to: &mut Int8Rows) -> Result<(), KernelError> {
+        let Scales::Groups(groups) = &from.scales else { panic!("rows must have scales for groups") };
+        let (stride, count) = (from.stride, from.width.div_ceil(GROUP));
+        let QuantOut { values, scales: ScalesOut::Groups(scales), .. } = to.out() else {
+            panic!("rows must have scales for groups")
+        };
+        self.parallel((rows.len() * stride / ROW_UNIT).min(rows.len()), 0, &|part, parts, _| {
+            for slot in share(rows.len(), parts, part) {
+                let row = rows[slot] as usize;
+                // SAFETY: every slot belongs to one part.
+                let (values, scales) =
+                    unsafe { (values.slice(slot * stride, stride), scales.slice(slot * count, count)) };
+                values.copy_from_slice(&from.values[row * stride..][..stride]);
+                scales.copy_from_slice(&groups[row * count..][..count]);
+            }
+        })
+    }
+}
+
+/// Parts of the last products per thread: a thread that loses its core delays the others by one of them.
+const PARTS: usize = 4;
+/// Panels whose rows, as columns of the output, share a scale.
+const GROUP_PANELS: usize = GROUP / PANEL_ROWS;
+/// Bytes that are asked for as soon as the experts are known: what memory delivers meanwhile.
+const FETCHED: usize = 8192;
+
+impl Int8Rows {
     /// The product of some rows with a matrix, into the same rows of `out`.
     fn product<'a>(&'a self, w: &'a Panels, rows: Range<usize>, mut out: Output<'a>) -> Grouped<'a> {
         let (Scales::Groups(groups), Some(group)) = (&self.scales, w.group()) else {
@@ -330,6 +360,7 @@ impl Int8Rows {
             x_groups: &groups[rows.start * count..rows.end * count],
             n: rows.len(),
             out,
+            next: None,
         }
     }
 }
@@ -373,13 +404,5 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|e| routes.slots(e)), [0..1, 1..3, 3..4, 4..6]);
         assert_eq!(routes.tokens, [1, 0, 2, 0, 1, 2]);
         assert!(routes.chosen.iter().map(|c| c.0).eq([1, 3, 0, 4, 2, 5]));
-    }
-
-    #[test]
-    fn panels_of_several_matrices_are_cut_at_their_ends() {
-        let cut = |items| runs_of(items, 4).collect::<Vec<_>>();
-        assert_eq!(cut(2..9), [(0, 2..4), (1, 0..4), (2, 0..1)]);
-        assert_eq!(cut(5..7), [(1, 1..3)]);
-        assert_eq!(cut(4..4), []);
     }
 }

@@ -130,8 +130,8 @@ pub(crate) trait Lanes: Copy {
     /// Adds to every row the dot product of its 4 bytes, of any value, with the 4 activations at `p`.
     unsafe fn dot_bytes(sum: Self::I, codes: Self::Codes, p: *const i8) -> Self::I;
     /// Computes the dot products of `R` groups with `T` tokens over `blocks` blocks, at most as many as
-    /// [`Lanes::STEPS`] allows, and prefetches codes `ahead` bytes before their use. Instruction sets that multiply
-    /// more than one token per instruction override this.
+    /// [`Lanes::STEPS`] allows, and prefetches what is `ahead` bytes after the codes, modulo 2^64: the distance may be
+    /// negative. Instruction sets that multiply more than one token per instruction override this.
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "tiles of registers are indexed by row group and token")]
     unsafe fn dot_blocks<const R: usize, const T: usize>(
@@ -151,7 +151,7 @@ pub(crate) trait Lanes: Copy {
                     let mut v = [Self::load_codes(codes); R];
                     for r in first..first + together {
                         v[r] = Self::load_codes(codes.add(64 * r));
-                        Self::prefetch(codes.wrapping_add(64 * r + ahead));
+                        Self::prefetch(codes.wrapping_add(64 * r).wrapping_add(ahead));
                     }
                     let rows = first..first + together;
                     dot_plane::<Self, R, T, 0>(&mut parts, &mut v, codes, x, x_stride, rows.clone());

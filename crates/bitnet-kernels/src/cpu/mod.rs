@@ -267,7 +267,8 @@ impl Cpu {
                 })
             }
             (&PanelScales::Groups(group), Scales::Groups(groups)) => {
-                let a = Grouped { w, group, x: &x.values, x_stride: x.stride, x_groups: groups, n, out };
+                let (x, x_stride) = (&x.values, x.stride);
+                let a = Grouped { w, group, x, x_stride, x_groups: groups, n, out, next: None };
                 self.parallel(units, 0, &|part, parts, _| {
                     // SAFETY: as above; `groups` holds all groups of every row.
                     unsafe { (kernels.grouped)(&a, share(panels, parts, part)) }

@@ -49,7 +49,7 @@ v128_lanes!(I8mm {
         let mut sums = [[Self::zero_part(); R]; T];
         for _ in 0..blocks {
             for r in 0..R {
-                Self::prefetch(codes.wrapping_add(64 * r + ahead));
+                Self::prefetch(codes.wrapping_add(64 * r).wrapping_add(ahead));
                 for i in 0..4 {
                     let planes = vld1q_u8(codes.add(64 * r + 16 * i));
                     for half in 0..2 {

@@ -17,7 +17,10 @@ use std::ops::Range;
 use bitnet_tensor::quant::{GROUP, GroupQuant};
 
 use crate::cpu::{
-    generic::ternary::{AHEAD, Output, put},
+    generic::{
+        ahead::Ahead,
+        ternary::{AHEAD, Output, put},
+    },
     lanes::Lanes,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels, SCALE_BYTES},
     pool::share,
@@ -34,12 +37,57 @@ pub(crate) struct Grouped<'a> {
     pub(crate) x_groups: &'a [GroupQuant],
     pub(crate) n: usize,
     pub(crate) out: Output<'a>,
+    /// What the same thread reads after these panels, unless that follows them in memory.
+    pub(crate) next: Option<&'a [u8]>,
 }
 
-/// Distance of prefetches in bytes: a number of whole groups of a panel, about [`AHEAD`].
-fn ahead(group_blocks: usize) -> usize {
-    let bytes = group_blocks * BLOCK_BYTES + SCALE_BYTES;
-    (AHEAD + bytes / 2) / bytes * bytes
+/// A pass over a panel, for one tile of tokens, and what it prefetches.
+///
+/// One or two passes are bound by memory and prefetch what they read next, a few groups ahead. Of more passes, each
+/// prefetches its share of the next panel, so that the loads spread over all of them.
+#[derive(Clone, Copy)]
+struct Pass {
+    index: usize,
+    count: usize,
+    /// Bytes of a whole group, and of the panel.
+    group: usize,
+    panel: usize,
+    /// Bytes from the end of the panel to the next one, modulo 2^64.
+    jump: usize,
+}
+
+impl Pass {
+    fn of(a: &Grouped<'_>, panel: usize, last: bool) -> Self {
+        let bytes = a.w.panel(panel);
+        let jump = match a.next {
+            Some(next) if last => next.as_ptr().addr().wrapping_sub(bytes.as_ptr_range().end.addr()),
+            _ => 0,
+        };
+        let group = a.group / BLOCK * BLOCK_BYTES + SCALE_BYTES;
+        Pass { index: 0, count: 1, group, panel: bytes.len(), jump }
+    }
+
+    /// Distance in bytes, modulo 2^64, from the group of columns `index` of the panel to what is prefetched meanwhile.
+    fn ahead(&self, index: usize) -> usize {
+        if self.count > 2 {
+            let groups = self.panel.div_ceil(self.group);
+            let next = self.panel.wrapping_add(self.jump);
+            return if index * self.count / groups == self.index { next } else { 0 };
+        }
+        // A number of whole groups, about `AHEAD`.
+        let ahead = (AHEAD + self.group / 2) / self.group * self.group;
+        if index * self.group + ahead < self.panel { ahead } else { ahead.wrapping_add(self.jump) }
+    }
+
+    /// The prefetches of a pass that leaves what follows in memory to the hardware: the beginning of the next panel, unless
+    /// it follows.
+    fn jump_ahead(&self, panel: *const u8) -> Ahead {
+        if self.jump == 0 {
+            return Ahead::NOTHING;
+        }
+        let next = panel.wrapping_add(self.panel).wrapping_add(self.jump);
+        Ahead::of(next, AHEAD.min(self.panel) / self.panel.div_ceil(self.group))
+    }
 }
 
 /// Multiplies all tokens by some panels.
@@ -49,21 +97,23 @@ pub(crate) unsafe fn grouped<L: Lanes>(a: &Grouped<'_>, panels: Range<usize>) {
     debug_assert!(a.x_stride >= a.w.blocks() * BLOCK, "rows must be padded to whole blocks");
     debug_assert!(a.x.len() >= a.n * a.x_stride, "there must be a row for every token");
     debug_assert!(a.x_groups.len() >= a.n * a.w.cols.div_ceil(GROUP), "every group must have a scale");
-    for panel in panels {
+    for panel in panels.clone() {
+        let pass = Pass::of(a, panel, panel + 1 == panels.end);
         if a.n == 1 {
             // The planes of four row groups need sums in 32 registers.
             if L::WIDE_REGISTERS || !L::WIDE_CODES {
-                one_token::<L, 4>(a, panel);
+                one_token::<L, 4>(a, panel, pass);
             } else {
-                one_token::<L, 1>(a, panel);
+                one_token::<L, 1>(a, panel, pass);
             }
             continue;
         }
         let tiles = a.n.div_ceil(L::GROUP_TOKENS);
         for i in 0..tiles {
             let tokens = share(a.n, tiles, i);
+            let pass = Pass { index: i, count: tiles, ..pass };
             for rows in (0..PANEL_ROWS / 16).step_by(L::TILE.0) {
-                let place = Place { panel, rows, token: tokens.start };
+                let place = Place { panel, rows, token: tokens.start, pass };
                 if L::WIDE_REGISTERS {
                     tile_of::<L, 4>(a, place, tokens.len());
                 } else {
@@ -80,6 +130,7 @@ struct Place {
     panel: usize,
     rows: usize,
     token: usize,
+    pass: Pass,
 }
 
 #[inline(always)]
@@ -98,13 +149,14 @@ unsafe fn tile_of<L: Lanes, const R: usize>(a: &Grouped<'_>, place: Place, token
 #[inline(always)]
 unsafe fn tile<L: Lanes, const R: usize, const T: usize>(a: &Grouped<'_>, place: Place) {
     let (mut codes, blocks) = (a.w.panel(place.panel).as_ptr(), a.w.blocks());
-    let (group, ahead) = (a.group / BLOCK, ahead(a.group / BLOCK));
+    let group = a.group / BLOCK;
     let x = a.x.as_ptr().add(place.token * a.x_stride);
     let x_groups = a.w.cols.div_ceil(GROUP);
     let quants = a.x_groups.as_ptr().add(place.token * x_groups);
     let mut totals = [[L::splat(0.0); R]; T];
     for block in (0..blocks).step_by(group) {
         let some = group.min(blocks - block);
+        let ahead = place.pass.ahead(block / group);
         let (rows, x) = (codes.add(64 * place.rows), x.add(block * BLOCK));
         let parts = L::dot_blocks::<R, T>(rows, x, a.x_stride, some, ahead);
         let scales = codes.add(some * BLOCK_BYTES + 32 * place.rows);
@@ -148,12 +200,15 @@ unsafe fn read_quant<L: Lanes>(quant: *const GroupQuant, sum: usize) -> (L::F, L
 
 /// Multiplies a whole panel by a single token, `R` row groups at a time within a group of columns.
 #[inline(always)]
-unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize) {
+unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize, pass: Pass) {
     let (mut codes, blocks) = (a.w.panel(panel).as_ptr(), a.w.blocks());
-    let (group, ahead) = (a.group / BLOCK, ahead(a.group / BLOCK));
+    let group = a.group / BLOCK;
+    let mut jump = if L::WIDE_CODES { pass.jump_ahead(codes) } else { Ahead::NOTHING };
     let mut totals = [L::splat(0.0); PANEL_ROWS / 16];
     for block in (0..blocks).step_by(group) {
         let some = group.min(blocks - block);
+        let ahead = pass.ahead(block / group);
+        jump.prefetch::<L>();
         let x = a.x.as_ptr().add(block * BLOCK);
         let (at, sum) = quant_of(a, block);
         let (scale, own) = read_quant::<L>(a.x_groups.as_ptr().add(at), sum);

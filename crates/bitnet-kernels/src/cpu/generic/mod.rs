@@ -5,6 +5,7 @@
 //! lengths the callers in [`super`] have checked against the shapes.
 #![allow(unsafe_op_in_unsafe_fn, reason = "one argument covers all: see the module's first lines")]
 
+pub(crate) mod ahead;
 pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod delta;
@@ -52,7 +53,9 @@ pub(crate) struct FloatKernels {
     pub(crate) undo: unsafe fn(&rotate::Rotation, &mut [f32]),
     pub(crate) sigmoid_gate: unsafe fn(&rows::SigmoidGate<'_>, Range<usize>),
     pub(crate) norm_add: unsafe fn(&rows::NormAdd<'_>, Range<usize>, &mut [f32]),
+    pub(crate) gate_quantize: unsafe fn(&rows::GateQuantize<'_>, Range<usize>, usize),
     pub(crate) expert_sums: unsafe fn(&rows::ExpertSums<'_>, Range<usize>),
+    pub(crate) fetch: unsafe fn(&[u8]),
     pub(crate) delta_inputs: unsafe fn(&delta::Inputs<'_>, Range<usize>),
     pub(crate) delta_rule: unsafe fn(&delta::Rule<'_>, Range<usize>, &mut [f32]),
     pub(crate) delta_outputs: unsafe fn(&delta::Outputs<'_>, Range<usize>, &mut [f32]),
@@ -93,13 +96,15 @@ macro_rules! kernel_set {
             entry!($lanes, $features, rotate::undo(rotation: &rotate::Rotation, row: &mut [f32]));
             entry!($lanes, $features, rows::sigmoid_gate(a: &rows::SigmoidGate<'_>, rows: Range<usize>));
             entry!($lanes, $features, rows::norm_add(a: &rows::NormAdd<'_>, rows: Range<usize>, scratch: &mut [f32]));
+            entry!($lanes, $features, rows::gate_quantize(a: &rows::GateQuantize<'_>, rows: Range<usize>, group: usize));
+            entry!($lanes, $features, ahead::fetch(bytes: &[u8]));
             entry!($lanes, $features, rows::expert_sums(a: &rows::ExpertSums<'_>, columns: Range<usize>));
             entry!($lanes, $features, delta::delta_inputs(a: &delta::Inputs<'_>, units: Range<usize>));
             entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, delta::delta_outputs(a: &delta::Outputs<'_>, units: Range<usize>, scratch: &mut [f32]));
             FloatKernels {
                 norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, mass, undo, sigmoid_gate, norm_add,
-                expert_sums, delta_inputs, delta_rule, delta_outputs,
+                gate_quantize, expert_sums, fetch, delta_inputs, delta_rule, delta_outputs,
             }
         });
     };

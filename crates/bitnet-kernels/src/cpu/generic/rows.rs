@@ -203,19 +203,46 @@ pub(crate) unsafe fn gate_norm_quantize<L: Lanes>(
     scratch: &mut [f32],
 ) {
     debug_assert!(scratch.len() >= quantize_scratch(a.ffn, a.rotation), "scratch must hold the rows");
-    let (whole, rest) = (a.ffn / 16 * 16, a.ffn % 16);
     let y = scratch.as_mut_ptr();
     for row in rows {
         let gate = a.x[row * a.stride..][..2 * a.ffn].as_ptr();
-        let up = gate.add(a.ffn);
-        for i in (0..whole).step_by(16) {
-            L::store(y.add(i), gated::<L>(a.gate, L::load(gate.add(i)), L::load(up.add(i))));
-        }
-        if rest > 0 {
-            let (g, u) = (load_partial::<L>(gate.add(whole), rest), load_partial::<L>(up.add(whole), rest));
-            L::store(y.add(whole), gated::<L>(a.gate, g, u));
-        }
+        gate_values::<L>(a.gate, gate, gate.add(a.ffn), a.ffn, y);
         quantize::<L>(y, a.ffn, (a.norms, a.rotation), y, row, a.out);
+    }
+}
+
+/// Gates `width` values and pads them with zeros to whole vectors.
+#[inline(always)]
+unsafe fn gate_values<L: Lanes>(by: Gate, gate: *const f32, up: *const f32, width: usize, y: *mut f32) {
+    for i in (0..width).step_by(16) {
+        let some = (width - i).min(16);
+        let (g, u) = (load_up_to::<L>(gate.add(i), some), load_up_to::<L>(up.add(i), some));
+        L::store(y.add(i), gated::<L>(by, g, u));
+    }
+}
+
+pub(crate) struct GateQuantize<'a> {
+    /// `[n][stride]`: gate, then up, `ffn` each.
+    pub(crate) x: Shared<'a, f32>,
+    pub(crate) stride: usize,
+    pub(crate) ffn: usize,
+    pub(crate) gate: Gate,
+    pub(crate) out: QuantOut<'a>,
+}
+
+/// Does to one group of columns of some rows what [`gate_norm_quantize`] does to all, without norms: the caller has the only
+/// access to these columns.
+#[inline(always)]
+pub(crate) unsafe fn gate_quantize<L: Lanes>(a: &GateQuantize<'_>, rows: Range<usize>, group: usize) {
+    let ScalesOut::Groups(groups) = a.out.scales else { panic!("groups of columns must have scales") };
+    let (first, count) = (group * GROUP, a.ffn.div_ceil(GROUP));
+    let width = (a.ffn - first).min(GROUP);
+    let mut y = [0.0f32; GROUP];
+    for row in rows {
+        let [gate, up] = [first, a.ffn + first].map(|at| a.x.slice(row * a.stride + at, width).as_ptr());
+        gate_values::<L>(a.gate, gate, up, width, y.as_mut_ptr());
+        let q = a.out.values.slice(row * a.out.stride + first, width.next_multiple_of(16));
+        groups.slice(row * count + group, 1)[0] = quantize_group::<L>(y.as_ptr(), q);
     }
 }
 

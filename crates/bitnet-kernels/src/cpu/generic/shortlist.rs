@@ -24,7 +24,7 @@ use std::ops::Range;
 use bitnet_tensor::BitNetTensor;
 
 use crate::cpu::{
-    generic::{dense::decode_row, store_partial, ternary::AHEAD},
+    generic::{ahead::Ahead, dense::decode_row, store_partial, ternary::AHEAD},
     head::copy::{HeadCopy, QUAD_BYTES},
     lanes::Lanes,
     memory::Shared,
@@ -32,44 +32,21 @@ use crate::cpu::{
     pool::share,
 };
 
-/// What a pass over a panel prefetches, a quad at a time: some lines of this panel or of the next.
-#[derive(Clone, Copy)]
-struct Ahead {
-    from: *const u8,
-    /// Bytes from one quad's prefetches to those of the next.
-    step: usize,
-    /// Cache lines per quad.
-    lines: usize,
-}
-
-impl Ahead {
-    /// Returns the prefetches of pass `pass` of `passes` over the panel at `codes`.
-    ///
-    /// One or two passes are bound by memory. With wide registers, a pass reads the panel in one stream, which the
-    /// hardware prefetcher recognises; software prefetching would cost 3 % with one token and 6 % with two (Zen 4).
-    /// With narrow registers, it reads two row groups at a time; prefetching gains 20 % (AVX2). With more passes, each
-    /// prefetches its share of the next panel, so that the loads spread over all of them: this gains 10 % with 32
-    /// tokens, whereas two passes lost as much by it.
-    fn of<L: Lanes>(codes: *const u8, quads: usize, pass: usize, passes: usize) -> Self {
-        if passes <= 2 {
-            let lines = if L::WIDE_REGISTERS { 0 } else { QUAD_BYTES / LINE };
-            return Ahead { from: codes.wrapping_add(AHEAD), step: QUAD_BYTES, lines };
-        }
+/// Returns what pass `pass` of `passes` over the panel at `codes` prefetches, a quad at a time: some lines of this panel or
+/// of the next.
+///
+/// One or two passes are bound by memory. With wide registers, a pass reads the panel in one stream, which the
+/// hardware prefetcher recognises; software prefetching would cost 3 % with one token and 6 % with two (Zen 4).
+/// With narrow registers, it reads two row groups at a time; prefetching gains 20 % (AVX2). With more passes, each
+/// prefetches its share of the next panel, so that the loads spread over all of them: this gains 10 % with 32
+/// tokens, whereas two passes lost as much by it.
+fn ahead_of<L: Lanes>(codes: *const u8, quads: usize, pass: usize, passes: usize) -> Ahead {
+    if passes > 2 {
         let step = QUAD_BYTES.div_ceil(passes);
-        let from = codes.wrapping_add(quads * (QUAD_BYTES + pass * step));
-        Ahead { from, step, lines: step.div_ceil(LINE) }
+        return Ahead::of(codes.wrapping_add(quads * (QUAD_BYTES + pass * step)), step);
     }
-
-    #[inline(always)]
-    unsafe fn prefetch<L: Lanes>(&mut self) {
-        for line in 0..self.lines {
-            L::prefetch(self.from.wrapping_add(line * LINE));
-        }
-        self.from = self.from.wrapping_add(self.step);
-    }
+    if L::WIDE_REGISTERS { Ahead::NOTHING } else { Ahead::of(codes.wrapping_add(AHEAD), QUAD_BYTES) }
 }
-
-const LINE: usize = 64;
 
 /// Magnitudes within which no sum of squares, scale or product overflows or underflows.
 const ORDINARY: Range<f32> = 1e-15..1e15;
@@ -268,7 +245,7 @@ pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
         let codes = a.copy.codes[panel * quads * QUAD_BYTES..][..quads * QUAD_BYTES].as_ptr();
         for i in 0..tiles {
             let tokens = share(a.tokens.len(), tiles, i);
-            let ahead = Ahead::of::<L>(codes, quads, i, tiles);
+            let ahead = ahead_of::<L>(codes, quads, i, tiles);
             if L::WIDE_REGISTERS {
                 match tokens.len() * a.planes {
                     1 => tile::<L, 4, 1>(a, panel, 0, tokens, ahead),

@@ -1,0 +1,41 @@
+//! Prefetches: cache lines that are read soon, asked for while others are multiplied ([`Ahead`]).
+
+use crate::cpu::lanes::Lanes;
+
+const LINE: usize = 64;
+
+/// Prefetches of one stretch of memory, some cache lines at a time.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    from: *const u8,
+    /// Bytes from the prefetches of one call to those of the next.
+    step: usize,
+    /// Cache lines per call.
+    lines: usize,
+}
+
+impl Ahead {
+    /// No prefetches.
+    pub(crate) const NOTHING: Ahead = Ahead { from: std::ptr::null(), step: 0, lines: 0 };
+
+    /// Prefetches `step` bytes in each call of [`Ahead::prefetch`], from `from` on, which need not be valid.
+    pub(crate) fn of(from: *const u8, step: usize) -> Self {
+        Ahead { from, step, lines: step.div_ceil(LINE) }
+    }
+
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch<L: Lanes>(&mut self) {
+        for line in 0..self.lines {
+            // SAFETY: the caller keeps the contract of `Lanes`; a prefetch takes any address.
+            unsafe { L::prefetch(self.from.wrapping_add(line * LINE)) };
+        }
+        self.from = self.from.wrapping_add(self.step);
+    }
+}
+
+/// Prefetches all of `bytes`.
+#[inline(always)]
+pub(crate) unsafe fn fetch<L: Lanes>(bytes: &[u8]) {
+    // SAFETY: as above.
+    unsafe { Ahead::of(bytes.as_ptr(), bytes.len()).prefetch::<L>() }
+}
