@@ -15,7 +15,7 @@ pub enum Held {
     Int8Linear { rows: usize, cols: usize },
     DenseTable { rows: usize, cols: usize, dtype: DType },
     TernaryTable { rows: usize, cols: usize, group: usize },
-    Shortlist { rows: usize, cols: usize },
+    Shortlist { rows: usize, cols: usize, dtype: DType },
     Gain { width: usize },
     Rope { positions: usize, width: usize },
     Kv(KvShape),

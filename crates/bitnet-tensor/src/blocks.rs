@@ -97,16 +97,8 @@ fn nibbles(b: &[u8], minimum: bool, fifth: Option<&[u8; 4]>, out: &mut [f32; 32]
 /// `d`, `dmin` f16, 12 bytes of 6-bit scales and minima, with five bits 32 bytes `fifth`, 128 bytes of nibbles:
 /// `x = d * scale * q - dmin * min`. Bit `g` of byte `l` of `fifth` belongs to element `l` of group `g`.
 fn k_quants(b: &[u8], fifth: Option<&[u8]>, nibbles: &[u8], out: &mut [f32; 256]) {
-    let (d, dmin, packed) = (f16_at(b, 0), f16_at(b, 2), &b[4..16]);
-    for group in 0..8 {
-        let (scale, min) = if group < 4 {
-            (packed[group] & 63, packed[group + 4] & 63)
-        } else {
-            (
-                packed[group + 4] & 15 | (packed[group - 4] >> 6) << 4,
-                packed[group + 4] >> 4 | (packed[group] >> 6) << 4,
-            )
-        };
+    let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
+    for (group, (scale, min)) in k_scales(&b[4..16]).into_iter().enumerate() {
         let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
         let nibbles = &nibbles[32 * (group / 2)..][..32];
         for (l, &byte) in nibbles.iter().enumerate() {
@@ -114,6 +106,20 @@ fn k_quants(b: &[u8], fifth: Option<&[u8]>, nibbles: &[u8], out: &mut [f32; 256]
             out[32 * group + l] = scale * f32::from(q) - min;
         }
     }
+}
+
+/// The 6-bit scales and minima of the eight groups of a block of Q4_K or Q5_K, from the 12 bytes that hold them.
+///
+/// # Panics
+/// If there are fewer bytes.
+pub fn k_scales(packed: &[u8]) -> [(u8, u8); 8] {
+    std::array::from_fn(|group| match group {
+        0..4 => (packed[group] & 63, packed[group + 4] & 63),
+        _ => (
+            packed[group + 4] & 15 | (packed[group - 4] >> 6) << 4,
+            packed[group + 4] >> 4 | (packed[group] >> 6) << 4,
+        ),
+    })
 }
 
 #[cfg(test)]

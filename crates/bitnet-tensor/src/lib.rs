@@ -31,6 +31,7 @@ mod shape;
 mod tensor;
 mod ternary;
 
+pub use blocks::k_scales;
 pub use codes::find_code_three;
 pub use dtype::DType;
 pub use error::TensorError;

@@ -13,8 +13,8 @@ use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
 
 use crate::{
-    BLOCK_TOKENS, Cpu, Edits, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Int8Matrix, Isa, KernelError,
-    KvShape, Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
+    BLOCK_TOKENS, CopyForm, Cpu, Edits, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Int8Matrix, Isa,
+    KernelError, KvShape, Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -263,6 +263,8 @@ fn head_cases(cases: &mut Vec<Case>) {
         (14, 17, 700, DType::BF16),
         (33, 64, 2048, DType::BF16),
         (3, 512, 1030, DType::Q8_0),
+        (1, 256, 1030, DType::Q4K),
+        (14, 512, 700, DType::Q4K),
     ] {
         cases.push(Case::Top { n, width, vocab, dtype, all: true });
     }
@@ -844,7 +846,7 @@ fn doubled<B: Inspect>(
     let weights = BitNetTensor::new(dtype, [vocab, width], SharedBytes::new(bytes)).expect("two halves");
     let mut table = b.table(&weights)?;
     let stored = match dtype {
-        DType::F16 => head_copy_from_file(&weights)?,
+        DType::F16 | DType::Q4K => head_copy_from_file(&weights)?,
         _ => None,
     };
     b.prepare_shortlist(&mut table, stored)?;
@@ -888,7 +890,7 @@ fn from_file(weights: &TernaryTensor) -> Result<Panels, KernelError> {
 fn head_copy_from_file(weights: &BitNetTensor) -> Result<Option<HeadCopy>, KernelError> {
     let Some(copy) = Cpu::new(Isa::named("scalar")?, 1)?.copy_head(weights)? else { return Ok(None) };
     let bytes = SharedBytes::new(copy.stored().collect::<Vec<_>>().concat());
-    Ok(Some(HeadCopy::from_stored(weights.rows(), weights.cols(), &bytes)?))
+    Ok(Some(HeadCopy::from_stored(CopyForm::of(weights.dtype()), weights.rows(), weights.cols(), &bytes)?))
 }
 
 /// Quantised ordinary rows.

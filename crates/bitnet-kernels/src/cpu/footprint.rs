@@ -1,7 +1,7 @@
 //! The bytes of everything that the CPU backend makes.
 
 use super::{
-    Arena, Buffer, Cpu, HeadCopy, Int8Rows, Panels, Rows, ShortlistBuffers,
+    Arena, Buffer, CopyForm, Cpu, HeadCopy, Int8Rows, Panels, Rows, ShortlistBuffers,
     delta::RecurrentScratch,
     experts::ExpertScratch,
     generic::{attention, delta::rule_scratch, dense, shortlist},
@@ -32,8 +32,7 @@ fn scratch(held: &Held) -> usize {
 }
 
 impl Footprint for Cpu {
-    const LAYOUT: &'static str =
-        "trits in 2 bits, the output head as int8 for bounds and as stored for exact logits";
+    const LAYOUT: &'static str = "trits in 2 bits, the output head as int8 (4 bits if it is Q4_K) for bounds and as stored for exact logits";
 
     fn bytes(&self, held: &Held) -> usize {
         let padded = |width: usize| Buffer::<f32>::bytes(width.next_multiple_of(16));
@@ -44,7 +43,9 @@ impl Footprint for Cpu {
             Held::TernaryTable { rows, cols, group } => panels(rows, cols, Some(group)),
             Held::Int8Linear { rows, cols } => Int8Matrix::bytes(rows, cols),
             Held::DenseTable { rows, cols, dtype } => rows * dtype.row_bytes(cols),
-            Held::Shortlist { rows, cols } if cols <= MAX_COLS => HeadCopy::bytes(rows, cols),
+            Held::Shortlist { rows, cols, dtype } if cols <= MAX_COLS => {
+                HeadCopy::bytes(CopyForm::of(dtype), rows, cols)
+            }
             Held::Shortlist { .. } => 0,
             Held::Gain { width } | Held::Rotation { width } => padded(width),
             Held::Rope { positions, width } => positions * width * size_of::<f32>(),
@@ -68,7 +69,9 @@ impl Footprint for Cpu {
         let most = |of: &dyn Fn(&Held) -> usize| held.iter().map(of).max().unwrap_or(0);
         let scratch = most(&scratch);
         let copied = held.iter().find_map(|held| match *held {
-            Held::Shortlist { rows, cols } if cols <= MAX_COLS => Some((rows, cols)),
+            Held::Shortlist { rows, cols, dtype } if cols <= MAX_COLS => {
+                Some((CopyForm::of(dtype), rows, cols))
+            }
             _ => None,
         });
         let between = most(&|held| if let Held::Delta(shape) = held { shape.between_len() } else { 0 });

@@ -48,7 +48,8 @@ pub(crate) trait Lanes: Copy {
     /// Running sums of a group, exact for [`Lanes::STEPS`] calls of [`Lanes::dot`].
     type Part: Copy;
     /// How often [`Lanes::dot`] may add codes up to 2 before [`Lanes::widen`] is needed. With codes up to 3, every
-    /// instruction set may add 32 times, which is a group of columns.
+    /// instruction set may add 32 times, which is a group of columns; with codes up to 15 and activations up to
+    /// [`Lanes::MAX_QUANT`], 8 times.
     const STEPS: usize;
     /// Row groups (of 16 rows) and tokens of the largest tile that fits the registers.
     const TILE: (usize, usize);
@@ -116,6 +117,10 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_codes(p: *const u8) -> Self::Codes;
     /// `codes & (3 << (2 * plane))` in every byte.
     unsafe fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes;
+    /// The lower four bits of every byte.
+    unsafe fn low_half(codes: Self::Codes) -> Self::Codes;
+    /// The upper four bits of every byte.
+    unsafe fn high_half(codes: Self::Codes) -> Self::Codes;
     /// Shifts the next plane to the lowest bits; the highest bits become unspecified.
     unsafe fn next_plane(codes: Self::Codes) -> Self::Codes;
     unsafe fn zero_part() -> Self::Part;

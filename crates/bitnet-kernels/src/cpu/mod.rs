@@ -47,7 +47,7 @@ use generic::{
     ternary::{BitLinear, Output},
 };
 use head::ShortlistBuffers;
-pub use head::{HeadCopy, HeadCounts};
+pub use head::{CopyForm, HeadCopy, HeadCounts};
 pub use isa::Isa;
 pub use memory::on_huge_pages;
 use memory::{Arena, Buffer, Shared};
@@ -97,11 +97,11 @@ pub enum Linear {
 
 /// The embedding or the output head.
 pub enum Table {
-    /// Dense, with an int8 copy if [`Backend::prepare_shortlist`] prepared one.
+    /// Dense, with a copy for bounds if [`Backend::prepare_shortlist`] prepared one.
     Dense {
         /// The matrix.
         weights: BitNetTensor,
-        /// The int8 copy.
+        /// The copy.
         copy: Option<HeadCopy>,
     },
     /// Ternary, with one scale per group of columns.

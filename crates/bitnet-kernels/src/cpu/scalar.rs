@@ -104,6 +104,8 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
         fn to_f32(x: Self::I) -> Self::F = x.map(|x| x as f32);
         fn load_codes(p: *const u8) -> Self::Codes = p.cast::<Self::Codes>().read_unaligned();
         fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = codes.map(|c| c & (3 << (2 * plane)));
+        fn low_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| c & 15);
+        fn high_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| c >> 4);
         fn next_plane(codes: Self::Codes) -> Self::Codes = codes.map(|c| c >> 2);
         fn zero_part() -> Self::Part = [0; 16];
         fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {

@@ -44,7 +44,7 @@ impl<D: Driver> Footprint for Gpu<D> {
             Held::Int8Linear { rows, cols } => buffer(int8_linear_bytes(rows, cols)),
             Held::TernaryTable { rows, cols, group } => buffer(linear_bytes(rows, cols, Some(group))[0]),
             Held::DenseTable { rows, cols, .. } => buffer(dense_bytes(rows, cols)),
-            Held::Shortlist { rows, cols } if self.makes_copy(cols) => buffers(copy_bytes(rows, cols)),
+            Held::Shortlist { rows, cols, .. } if self.makes_copy(cols) => buffers(copy_bytes(rows, cols)),
             Held::Gain { width } => buffer(gain_bytes(width)),
             Held::Rope { positions, width } => 2 * floats(positions * width / 2),
             Held::Kv(shape) => 2 * buffer(shape.gpu_bytes(self.kv) / 2),
@@ -69,7 +69,7 @@ impl<D: Driver> Footprint for Gpu<D> {
         let mixed = most(&|held| if let Held::Delta(shape) = held { shape.gpu_between_len() } else { 0 });
         let head = most(&|held| if let Held::TernaryTable { cols, .. } = held { *cols } else { 0 });
         let copied = held.iter().find_map(|held| match *held {
-            Held::Shortlist { rows, cols } if self.makes_copy(cols) => Some(copy_size(rows, cols)),
+            Held::Shortlist { rows, cols, .. } if self.makes_copy(cols) => Some(copy_size(rows, cols)),
             _ => None,
         });
         let experts = held.iter().find_map(|held| match held {

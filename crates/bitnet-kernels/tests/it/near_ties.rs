@@ -1,7 +1,7 @@
 //! Highest logits that are nearly equal, which bounds from an int8 copy must not rule out.
 
 use bitnet_kernels::{Cpu, Edits, Inspect, Isa, RowsKind, Wanted, gpu::Gpu};
-use bitnet_tensor::BitNetTensor;
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes, f16};
 use bitnet_tests::Simulator;
 
 const WIDTH: usize = 100;
@@ -21,7 +21,7 @@ pub fn noise(seed: u64) -> impl FnMut() -> f32 {
 
 /// Rows that differ by less than int8 can resolve; and rows that int8 holds exactly, so that only activations have an
 /// error, in all columns or in two.
-fn tables() -> [(&'static str, Vec<f32>); 3] {
+fn tables() -> [(&'static str, BitNetTensor); 3] {
     let mut next = noise(1);
     let base: Vec<f32> = (0..WIDTH).map(|_| next()).collect();
     let near = (0..VOCAB * WIDTH).map(|i| base[i % WIDTH] + 0.003 * next()).collect();
@@ -34,7 +34,24 @@ fn tables() -> [(&'static str, Vec<f32>); 3] {
         let here = column != OUTLIER && (column == row % WIDTH || column == (row / WIDTH + 3 * row) % WIDTH);
         if here { 127.0 } else { 0.0 }
     });
-    [("nearly one row", near), ("whole numbers", whole.collect()), ("pairs", pairs.collect())]
+    let tables = [("nearly one row", near), ("whole numbers", whole.collect()), ("pairs", pairs.collect())];
+    tables
+        .map(|(what, values): (_, Vec<f32>)| (what, BitNetTensor::from_f32([VOCAB, WIDTH], &values).unwrap()))
+}
+
+/// Rows of 512 codes of 4 bits, as Q4_K: `0.02 * code - 0.15`.
+fn four_bits(mut code: impl FnMut() -> u8) -> BitNetTensor {
+    // Scales and minima of groups are all 32.
+    let mut block = [0; 16];
+    block[..2].copy_from_slice(&f16::from_f32(0.02 / 32.0).to_le_bytes());
+    block[2..4].copy_from_slice(&f16::from_f32(0.15 / 32.0).to_le_bytes());
+    block[4..12].fill(32 | 2 << 6);
+    let mut bytes = Vec::new();
+    for _ in 0..2 * VOCAB {
+        bytes.extend(block);
+        bytes.extend((0..128).map(|_| code() | code() << 4));
+    }
+    BitNetTensor::new(DType::Q4K, [VOCAB, 512], SharedBytes::new(bytes)).unwrap()
 }
 
 /// Ids and values of the highest logits, equal ones by id.
@@ -50,15 +67,20 @@ fn highest(row: &[f32], keep: usize) -> Vec<(usize, f32)> {
 const STEPS: [(usize, f32); 6] = [(1, 1.0), (2, 1.0), (2, 4e3), (33, 1.0), (33, 40.0), (33, 4e3)];
 
 /// Compares the highest logits of a table with a copy with those among all logits. `shortlisted` says how many rows were.
-fn compare<B: Inspect>(backend: &mut B, what: &str, values: &[f32], shortlisted: impl Fn(&mut B) -> u64) {
-    let weights = BitNetTensor::from_f32([VOCAB, WIDTH], values).unwrap();
-    let (plain, mut copied) = (backend.table(&weights).unwrap(), backend.table(&weights).unwrap());
+fn compare<B: Inspect>(
+    backend: &mut B,
+    what: &str,
+    weights: &BitNetTensor,
+    shortlisted: impl Fn(&mut B) -> u64,
+) {
+    let width = weights.cols();
+    let (plain, mut copied) = (backend.table(weights).unwrap(), backend.table(weights).unwrap());
     backend.prepare_shortlist(&mut copied, None).unwrap();
     for (tokens, outlier) in STEPS {
         let mut next = noise(2);
-        let factor = |i: usize| if i % WIDTH == OUTLIER { outlier } else { 1.0 };
-        let x: Vec<f32> = (0..tokens * WIDTH).map(|i| next() * factor(i)).collect();
-        let mut rows = backend.rows(tokens, WIDTH, RowsKind::Intermediate).unwrap();
+        let factor = |i: usize| if i % width == OUTLIER { outlier } else { 1.0 };
+        let x: Vec<f32> = (0..tokens * width).map(|i| next() * factor(i)).collect();
+        let mut rows = backend.rows(tokens, width, RowsKind::Intermediate).unwrap();
         backend.write(&mut rows, &x).unwrap();
         let (mut all, mut top) = (vec![0.0; tokens * VOCAB], vec![0.0; tokens * VOCAB]);
         let mut drawn = vec![None; tokens];
@@ -87,16 +109,43 @@ fn compare<B: Inspect>(backend: &mut B, what: &str, values: &[f32], shortlisted:
 fn rows_that_nearly_tie_are_not_ruled_out() {
     for isa in Isa::available() {
         let mut cpu = Cpu::new(isa, 2).unwrap();
-        for (what, values) in tables() {
-            compare(&mut cpu, &format!("{what}, {isa:?}"), &values, |cpu| cpu.head_counts().shortlisted);
+        for (what, weights) in tables() {
+            compare(&mut cpu, &format!("{what}, {isa:?}"), &weights, |cpu| cpu.head_counts().shortlisted);
         }
+    }
+}
+
+#[test]
+fn rows_of_4_bits_that_nearly_tie_are_not_ruled_out_and_nearly_all_others_are() {
+    let (mut next, mut at) = (noise(3), 0);
+    // Rows of which few codes differ, by one; and rows of any codes.
+    let base: Vec<u8> = (0..512).map(|_| (8.0 + 6.9 * next()) as u8).collect();
+    let near = four_bits(|| {
+        at += 1;
+        base[at % 512] + u8::from(next() > 0.97)
+    });
+    let any = four_bits(|| (8.0 + 7.9 * next()) as u8);
+    let mut next = noise(4);
+    for isa in Isa::available() {
+        let mut cpu = Cpu::new(isa, 2).unwrap();
+        compare(&mut cpu, &format!("4 bits, {isa:?}"), &near, |cpu| cpu.head_counts().shortlisted);
+        compare(&mut cpu, &format!("any 4 bits, {isa:?}"), &any, |cpu| cpu.head_counts().shortlisted);
+        let mut table = cpu.table(&any).unwrap();
+        cpu.prepare_shortlist(&mut table, None).unwrap();
+        let mut x = cpu.rows(3, 512, RowsKind::Intermediate).unwrap();
+        cpu.write(&mut x, &(0..3 * 512).map(|_| next()).collect::<Vec<_>>()).unwrap();
+        let before = cpu.head_counts();
+        let (mut logits, mut drawn) = (vec![0.0; 3 * VOCAB], vec![None; 3]);
+        cpu.logits(&x, &table, &[Wanted::Top(1); 3], Edits::default(), &mut logits, &mut drawn).unwrap();
+        let counts = cpu.head_counts() - before;
+        assert!(counts.shortlisted == 3 && counts.rescored < 3 * 50, "{counts:?}, {isa:?}");
     }
 }
 
 #[test]
 fn a_gpu_does_not_rule_out_rows_that_nearly_tie() {
     let mut gpu = Gpu::new(Simulator::default()).unwrap();
-    for (what, values) in tables() {
-        compare(&mut gpu, what, &values, |gpu| gpu.head_counts().unwrap().shortlisted);
+    for (what, weights) in tables() {
+        compare(&mut gpu, what, &weights, |gpu| gpu.head_counts().unwrap().shortlisted);
     }
 }

@@ -48,7 +48,7 @@ enum Content<'a> {
     Entry(&'a TensorEntry),
     /// Projections, stacked into one matrix of panels.
     Stack(Vec<String>),
-    /// The int8 copy of the output head.
+    /// The copy of the output head.
     HeadCopy,
     /// Divisors of rotary frequencies.
     Divisors(Vec<f32>),
@@ -245,7 +245,9 @@ fn plan_panels(checkpoint: &Checkpoint, planned: &mut Vec<Planned<'_>>) -> Resul
         let shape = Panels::stored_shape(rows, cols, group);
         push(name, shape, Content::Stack(parts));
     }
-    if let Some(shape) = panels::head_copy_shape(spec) {
+    let head = checkpoint.tensors.entries().iter().find(|entry| entry.name == names::head(spec));
+    let dtype = head.and_then(|entry| entry.dtype).unwrap_or(DType::F32);
+    if let Some(shape) = panels::head_copy_shape(spec, dtype) {
         push(panels::HEAD_COPY.into(), shape, Content::HeadCopy);
     }
     Ok(())

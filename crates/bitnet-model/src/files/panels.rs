@@ -7,7 +7,8 @@
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
-use bitnet_kernels::{HeadCopy, KernelError, Panels, on_huge_pages};
+use bitnet_kernels::{CopyForm, HeadCopy, KernelError, Panels, on_huge_pages};
+use bitnet_tensor::DType;
 use bitnet_tensor::{SharedBytes, TernaryTensor};
 
 use crate::{
@@ -27,7 +28,7 @@ use crate::{
 pub(crate) const VERSION_KEY: &str = "bitnet.panels.version";
 /// Version of the layouts of [`Panels`] and [`HeadCopy`].
 pub(crate) const VERSION: u32 = 1;
-/// Name of the int8 copy of the output head.
+/// Name of the copy of the output head, whose shape says its form.
 pub(crate) const HEAD_COPY: &str = "output.int8";
 
 /// The panels and the int8 head of a file of this form.
@@ -38,8 +39,8 @@ pub(crate) struct PanelFile {
     /// For each projection, the index of its matrix and its rows in it.
     projections: HashMap<String, (usize, Range<usize>)>,
     weights: HotBytes,
-    /// Shape and bytes of the int8 head, if the head's shape allows one.
-    head_copy: Option<([usize; 2], HotBytes)>,
+    /// Form, shape and bytes of the copy of the head, if the head's shape allows one.
+    head_copy: Option<(CopyForm, [usize; 2], HotBytes)>,
 }
 
 /// Projections stacked into one matrix, or a ternary table.
@@ -114,8 +115,11 @@ impl PanelFile {
             matrices.push(Matrix { stored_name, rows, cols, group, bytes });
         }
         let head = [spec.vocab, spec.hidden];
-        let head_copy = head_copy_shape(spec).map(|shape| take(HEAD_COPY, &[shape]));
-        let head_copy = head_copy.transpose()?.map(|(_, bytes)| (head, HotBytes::new(gguf, bytes)));
+        let forms = [CopyForm::Int8, CopyForm::Nibbles];
+        let forms = forms.map(|form| copy_shape(spec, form).map(|shape| (form, shape)));
+        let (forms, shapes): (Vec<_>, Vec<_>) = forms.into_iter().flatten().unzip();
+        let head_copy = (!shapes.is_empty()).then(|| take(HEAD_COPY, &shapes)).transpose()?;
+        let head_copy = head_copy.map(|(which, bytes)| (forms[which], head, HotBytes::new(gguf, bytes)));
         let start = matrices.iter().map(|m| m.bytes.start).min().unwrap_or(0);
         let end = matrices.iter().map(|m| m.bytes.end).max().unwrap_or(0);
         for matrix in &mut matrices {
@@ -197,9 +201,13 @@ impl PanelFile {
     }
 }
 
-/// Lines and bytes per line of the int8 head in a file; `None` for a ternary head.
-pub(crate) fn head_copy_shape(spec: &ModelSpec) -> Option<[usize; 2]> {
-    HeadCopy::stored_shape(spec.vocab, spec.hidden).filter(|_| !spec.grouped.head)
+/// Lines and bytes per line, in a file, of the copy of a head of this type; `None` for a ternary head.
+pub(crate) fn head_copy_shape(spec: &ModelSpec, head: DType) -> Option<[usize; 2]> {
+    copy_shape(spec, CopyForm::of(head))
+}
+
+fn copy_shape(spec: &ModelSpec, form: CopyForm) -> Option<[usize; 2]> {
+    HeadCopy::stored_shape(form, spec.vocab, spec.hidden).filter(|_| !spec.grouped.head)
 }
 
 impl PackedSource for PanelFile {
@@ -211,8 +219,8 @@ impl PackedSource for PanelFile {
     }
 
     fn head_copy(&self) -> Result<Option<HeadCopy>, ModelError> {
-        let Some(([rows, cols], bytes)) = &self.head_copy else { return Ok(None) };
-        let copy = HeadCopy::from_stored(*rows, *cols, bytes.resident());
+        let Some((form, [rows, cols], bytes)) = &self.head_copy else { return Ok(None) };
+        let copy = HeadCopy::from_stored(*form, *rows, *cols, bytes.resident());
         copy.map(Some).map_err(|e| self.refused(HEAD_COPY, e))
     }
 }

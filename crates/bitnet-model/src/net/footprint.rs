@@ -165,7 +165,8 @@ fn weights(spec: &ModelSpec, entries: &HashMap<&str, &TensorEntry>, shortlists: 
     let own = spec.draft_head.then(|| names::draft_matrices(spec)).into_iter().flatten();
     own.for_each(|[rows, cols]| add(Held::Int8Linear { rows, cols }, [0, 1], 0));
     if copied {
-        add(Held::Shortlist { rows: spec.vocab, cols: spec.hidden }, [1, 1], 0);
+        let dtype = entries.get(head).and_then(|entry| entry.dtype).unwrap_or(DType::F32);
+        add(Held::Shortlist { rows: spec.vocab, cols: spec.hidden, dtype }, [1, 1], 0);
     }
     if let Some(delta) = spec.delta() {
         (0..spec.recurrent_layers()).for_each(|_| add(Held::Delta(delta), [1, 1], 0));

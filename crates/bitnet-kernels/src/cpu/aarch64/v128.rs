@@ -136,6 +136,8 @@ macro_rules! v128_lanes {
                 fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = {
                     codes.map(|c| vandq_u8(c, vdupq_n_u8(3 << (2 * plane))))
                 };
+                fn low_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| vandq_u8(c, vdupq_n_u8(15)));
+                fn high_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| vshrq_n_u8::<4>(c));
                 fn next_plane(codes: Self::Codes) -> Self::Codes = codes.map(|c| vshrq_n_u8::<2>(c));
                 fn prefetch(p: *const u8) = {
                     // In assembly because the intrinsic is not stable.

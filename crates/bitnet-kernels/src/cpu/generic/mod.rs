@@ -14,6 +14,7 @@ pub(crate) mod element;
 pub(crate) mod grouped;
 pub(crate) mod int8;
 pub(crate) mod mass;
+pub(crate) mod nibbles;
 pub(crate) mod peak;
 pub(crate) mod rotate;
 pub(crate) mod rows;

@@ -1,5 +1,6 @@
-//! Finds the rows of a table that can have one of the highest logits, by bounds from an int8 copy: half the bytes of
-//! bf16, and integer products instead of float ones.
+//! Finds the rows of a table that can have one of the highest logits, by bounds from a copy: in int8, half the bytes of
+//! bf16 and integer products instead of float ones; of a table of 4 bits, its own codes in another order ([`nibbles`]),
+//! whose distance from the table is only that of roundings.
 //!
 //! A row is `w = s q + e` with int8 `q`; an activation is `x = p + d`, where `p` is one plane of int8 or a coarse and a
 //! fine one. Hence `w x = s q p + s q d + e x`, where `s q p` is exact in integers, and by the Cauchy-Schwarz
@@ -24,28 +25,35 @@ use std::ops::Range;
 use bitnet_tensor::BitNetTensor;
 
 use crate::cpu::{
-    generic::{ahead::Ahead, dense::decode_row, store_partial, ternary::AHEAD},
-    head::copy::{HeadCopy, QUAD_BYTES},
+    generic::{
+        ahead::Ahead,
+        dense::decode_row,
+        nibbles::{self, Planes},
+        store_partial,
+        ternary::AHEAD,
+    },
+    head::copy::{CopyForm, HeadCopy, QUAD_BYTES},
     lanes::Lanes,
     memory::Shared,
     panels::PANEL_ROWS,
     pool::share,
 };
 
-/// Returns what pass `pass` of `passes` over the panel at `codes` prefetches, a quad at a time: some lines of this panel or
-/// of the next.
+/// Returns what pass `pass` of `passes` over a panel prefetches, at each of its quads, or of its lines of nibbles: some of
+/// this panel or of the next.
 ///
 /// One or two passes are bound by memory. With wide registers, a pass reads the panel in one stream, which the
 /// hardware prefetcher recognises; software prefetching would cost 3 % with one token and 6 % with two (Zen 4).
 /// With narrow registers, it reads two row groups at a time; prefetching gains 20 % (AVX2). With more passes, each
 /// prefetches its share of the next panel, so that the loads spread over all of them: this gains 10 % with 32
 /// tokens, whereas two passes lost as much by it.
-fn ahead_of<L: Lanes>(codes: *const u8, quads: usize, pass: usize, passes: usize) -> Ahead {
+fn ahead_of<L: Lanes>(panel: &[u8], quads: usize, pass: usize, passes: usize) -> Ahead {
+    let quad = panel.len().div_ceil(quads);
     if passes > 2 {
-        let step = QUAD_BYTES.div_ceil(passes);
-        return Ahead::of(codes.wrapping_add(quads * (QUAD_BYTES + pass * step)), step);
+        let step = quad.div_ceil(passes);
+        return Ahead::of(panel.as_ptr_range().end.wrapping_add(quads * pass * step), step);
     }
-    if L::WIDE_REGISTERS { Ahead::NOTHING } else { Ahead::of(codes.wrapping_add(AHEAD), QUAD_BYTES) }
+    if L::WIDE_REGISTERS { Ahead::NOTHING } else { Ahead::of(panel.as_ptr().wrapping_add(AHEAD), quad) }
 }
 
 /// Magnitudes within which no sum of squares, scale or product overflows or underflows.
@@ -60,6 +68,7 @@ fn rounded_up(length: f64) -> f32 {
 }
 
 pub(crate) struct CopyRows<'a> {
+    pub(crate) form: CopyForm,
     pub(crate) table: &'a BitNetTensor,
     /// See [`HeadCopy`].
     pub(crate) codes: Shared<'a, u8>,
@@ -78,7 +87,7 @@ pub(crate) fn scratch(cols: usize) -> usize {
 pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch: &mut [f32]) {
     let (rows, cols) = (a.table.rows(), a.table.cols());
     debug_assert!(scratch.len() >= self::scratch(cols), "scratch must hold a row and its codes");
-    let (padded, bytes) = (cols.next_multiple_of(16), cols.div_ceil(4) * QUAD_BYTES);
+    let (padded, bytes) = (cols.next_multiple_of(16), a.form.panel_bytes(cols));
     let out = a.codes.slice(panel * bytes, bytes);
     let at = |all: Shared<'_, f32>| all.slice(panel * PANEL_ROWS, PANEL_ROWS).as_mut_ptr();
     let (scales, norms, errors) = (at(a.scales), at(a.norms), at(a.errors));
@@ -97,6 +106,11 @@ pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch
         // The copy of a row with other magnitudes is zero with infinite error, so that it is never ruled out.
         if absmax != 0.0 && !ORDINARY.contains(&absmax) {
             *norms.add(r) = 0.0;
+            continue;
+        }
+        if a.form == CopyForm::Nibbles {
+            *scales.add(r) = 1.0;
+            *errors.add(r) = rounded_up(nibbles::copy_row(a.table, panel * PANEL_ROWS + r, out));
             continue;
         }
         *errors.add(r) = 0.0;
@@ -220,6 +234,8 @@ pub(crate) struct Bounds<'a> {
     /// `[tokens][2][stride]`, zeros after the last column.
     pub(crate) x: &'a [i8],
     pub(crate) stride: usize,
+    /// Sums of groups of the planes, `[tokens][2][..]`, if the copy needs them.
+    pub(crate) sums: &'a [f32],
     /// `[tokens]`
     pub(crate) limits: &'a [Limits],
     /// `[tokens]`: row of `out` of each token.
@@ -240,9 +256,12 @@ pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
     debug_assert!(a.x.len() >= 2 * a.tokens.len() * a.stride, "every token must have planes");
     let most = if L::WIDE_REGISTERS { L::TILE.1 } else { 2 };
     let tiles = (a.tokens.len() * a.planes).div_ceil(most);
-    let quads = a.copy.quads();
+    let quads = match a.copy.form {
+        CopyForm::Int8 => a.copy.cols.div_ceil(4),
+        CopyForm::Nibbles => a.copy.cols.div_ceil(nibbles::BLOCK) * nibbles::BLOCK_LINES,
+    };
     for panel in panels {
-        let codes = a.copy.codes[panel * quads * QUAD_BYTES..][..quads * QUAD_BYTES].as_ptr();
+        let codes = a.copy.panel(panel);
         for i in 0..tiles {
             let tokens = share(a.tokens.len(), tiles, i);
             let ahead = ahead_of::<L>(codes, quads, i, tiles);
@@ -278,10 +297,29 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
 ) {
     let copy = a.copy;
     assert_eq!(tokens.len() * a.planes, M, "a tile must have whole tokens");
-    let codes = copy.codes[panel * copy.quads() * QUAD_BYTES..][..copy.quads() * QUAD_BYTES].as_ptr();
     let x = a.x[2 * tokens.start * a.stride..2 * tokens.end * a.stride].as_ptr();
-    let stride = 2 / a.planes * a.stride;
-    let sums = dots::<L, R, M>(codes.add(64 * group), x, stride, copy.quads(), ahead);
+    let apart = 2 / a.planes;
+    let mut sums = [[L::splat(0.0); R]; M];
+    match copy.form {
+        CopyForm::Int8 => {
+            let codes = copy.panel(panel).as_ptr().add(64 * group);
+            let integers = dots::<L, R, M>(codes, x, apart * a.stride, copy.cols.div_ceil(4), ahead);
+            for m in 0..M {
+                let limits = &a.limits[tokens.start + m / a.planes];
+                for r in 0..R {
+                    let offset = L::splat_i(limits.offsets[m % a.planes]);
+                    sums[m][r] = L::to_f32(L::sub_i(integers[m][r], offset));
+                }
+            }
+        }
+        CopyForm::Nibbles => {
+            let count = copy.form.sums(copy.cols);
+            let of_groups = a.sums[2 * tokens.start * count..2 * tokens.end * count].as_ptr();
+            let (stride, sums_stride) = (apart * a.stride, apart * count);
+            let planes = Planes { x, stride, sums: of_groups, sums_stride };
+            sums = nibbles::dots::<L, R, M>(copy.panel(panel), group, planes, ahead);
+        }
+    }
     for (i, token) in tokens.enumerate() {
         let limits = &a.limits[token];
         let (by_error, by_norm) = limits.weights(a.planes, copy.cols);
@@ -292,8 +330,7 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
             let row = panel * PANEL_ROWS + 16 * (group + r);
             let mut logit = L::splat(0.0);
             for p in 0..a.planes {
-                let sum = L::sub_i(sums[i * a.planes + p][r], L::splat_i(limits.offsets[p]));
-                logit = L::fma(L::to_f32(sum), L::splat(limits.scales[p]), logit);
+                logit = L::fma(sums[i * a.planes + p][r], L::splat(limits.scales[p]), logit);
             }
             logit = L::mul(logit, L::load(copy.scales[row..][..16].as_ptr()));
             let error = L::load(copy.errors[row..][..16].as_ptr());

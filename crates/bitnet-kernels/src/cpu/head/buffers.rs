@@ -2,8 +2,15 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::{ask::Ask, copy::HeadCopy, race::Race};
-use crate::cpu::{generic::shortlist::Limits, panels::PANEL_ROWS};
+use super::{
+    ask::Ask,
+    copy::{CopyForm, HeadCopy},
+    race::Race,
+};
+use crate::cpu::{
+    generic::{nibbles::group_sums, shortlist::Limits},
+    panels::PANEL_ROWS,
+};
 
 /// The buffers that a step needs in addition to the copy; [`ShortlistBuffers::reserve`] grows them before the first step, so
 /// that no step allocates.
@@ -13,8 +20,12 @@ pub(in crate::cpu) struct ShortlistBuffers {
     pub(super) plane: usize,
     pub(super) panels: usize,
     pub(super) rows: usize,
+    /// Most sums of groups that a plane needs.
+    pub(super) groups: usize,
     /// Activations as two planes of int8, `[tokens][2][stride]`.
     pub(super) planes: Vec<i8>,
+    /// Sums of their groups of columns, `[tokens][2][sums]`, if the copy needs them.
+    pub(super) sums: Vec<f32>,
     /// How many of them are used of each token.
     pub(super) used_planes: usize,
     /// One per token with bounds.
@@ -38,11 +49,12 @@ pub(in crate::cpu) struct ShortlistBuffers {
 
 impl ShortlistBuffers {
     /// Bytes for `tokens` tokens, with a copy of a table of these rows and columns.
-    pub(in crate::cpu) fn bytes(tokens: usize, copy: Option<(usize, usize)>) -> usize {
+    pub(in crate::cpu) fn bytes(tokens: usize, copy: Option<(CopyForm, usize, usize)>) -> usize {
         let lists =
             size_of::<Limits>() + size_of::<f32>() + size_of::<(usize, usize)>() + 3 * size_of::<usize>();
-        let bounds = |(rows, cols): (usize, usize)| {
-            2 * plane_stride(cols) + 2 * size_of::<f32>() * rows.div_ceil(PANEL_ROWS) + Race::bytes(rows)
+        let bounds = |(form, rows, cols): (CopyForm, usize, usize)| {
+            let floats = rows.div_ceil(PANEL_ROWS) + form.sums(cols);
+            2 * plane_stride(cols) + 2 * size_of::<f32>() * floats + Race::bytes(rows)
         };
         tokens * (lists + copy.map_or(0, bounds))
     }
@@ -52,10 +64,12 @@ impl ShortlistBuffers {
         self.plane = self.plane.max(plane_stride(copy.cols));
         self.panels = self.panels.max(copy.panels());
         self.rows = self.rows.max(copy.rows);
+        self.groups = self.groups.max(copy.form.sums(copy.cols));
     }
 
     pub(in crate::cpu) fn reserve(&mut self, tokens: usize) {
         self.planes.resize(self.planes.len().max(2 * tokens * self.plane), 0);
+        self.sums.resize(self.sums.len().max(2 * tokens * self.groups), 0.0);
         for extremes in [&mut self.best, &mut self.high] {
             extremes.resize(extremes.len().max(tokens * self.panels), 0.0);
         }
@@ -92,6 +106,16 @@ impl ShortlistBuffers {
     pub(super) fn set_planes(&mut self) {
         let coarse = self.tokens.len() > 2 && self.limits.iter().all(Limits::is_coarse_enough);
         self.used_planes = if coarse { 1 } else { 2 };
+    }
+
+    /// Sums the groups of the planes, if the copy needs that.
+    pub(super) fn sum_groups(&mut self, copy: &HeadCopy) {
+        let (stride, groups) = (plane_stride(copy.cols), copy.form.sums(copy.cols));
+        if groups > 0 {
+            let sums = self.sums.chunks_exact_mut(groups);
+            let planes = self.planes.chunks_exact(stride).take(2 * self.tokens.len());
+            planes.zip(sums).for_each(|(plane, sums)| group_sums(plane, sums));
+        }
     }
 
     /// Sets each threshold to the `keep`-th highest of the panels' lower bounds: one row in each of `keep` panels

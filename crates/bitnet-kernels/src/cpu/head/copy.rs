@@ -1,23 +1,25 @@
-//! An int8 copy of a dense table, with which a step finds the rows that cannot have one of the highest logits.
+//! A copy of a dense table, in int8 or in the 4 bits that it has, with which a step finds the rows that cannot have one of
+//! the highest logits.
 //!
 //! ```text
 //! panel   64 rows, all columns; panels are contiguous
 //! quad    4 columns of a panel: 256 bytes; byte 4 r + j holds row r, column j, as q + 128
 //! ```
 //!
-//! The lanes are those of [`crate::cpu::panels`], but a byte holds one column instead of four. [`crate::cpu::generic::shortlist`]
-//! explains how the copy bounds a logit.
+//! The lanes are those of [`crate::cpu::panels`], but a byte holds one column instead of four. The panels of 4 bits are those
+//! of [`crate::cpu::generic::nibbles`]. [`crate::cpu::generic::shortlist`] explains how the copy bounds a logit.
 //!
 //! A file holds the codes, then scales, norms and errors of all rows as little-endian f32, padded as here: all are
 //! whole lines of 256 bytes. Every code is valid; the floats are checked, because the bounds rely on them.
 
 use std::borrow::Cow;
 
-use bitnet_tensor::{SharedBytes, TensorError};
+use bitnet_tensor::{DType, SharedBytes, TensorError};
 
 use crate::{
     KernelError,
     cpu::{
+        generic::nibbles,
         memory::{Buffer, LINE, LineReader, float_bytes},
         panels::PANEL_ROWS,
     },
@@ -29,13 +31,43 @@ pub(crate) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 /// Maximum number of columns whose sums fit 32 bits: a column adds at most 255 * 128.
 pub(crate) const MAX_COLS: usize = 1 << 16;
 
-/// The int8 copy of a table, which rules out most logits before they are computed.
+/// How a [`HeadCopy`] holds values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyForm {
+    /// A byte a value, and a scale a row.
+    Int8,
+    /// The codes and scales of a Q4_K table: 4.625 bits a value.
+    Nibbles,
+}
+
+impl CopyForm {
+    /// The form of the copy of a table of this type.
+    pub fn of(dtype: DType) -> Self {
+        if dtype == DType::Q4K { CopyForm::Nibbles } else { CopyForm::Int8 }
+    }
+
+    /// Bytes of a panel of this many columns.
+    pub(crate) fn panel_bytes(self, cols: usize) -> usize {
+        match self {
+            CopyForm::Int8 => cols.div_ceil(4).saturating_mul(QUAD_BYTES),
+            CopyForm::Nibbles => cols.div_ceil(nibbles::BLOCK).saturating_mul(nibbles::BLOCK_BYTES),
+        }
+    }
+
+    /// Sums of groups of columns that a plane of activations needs.
+    pub(crate) fn sums(self, cols: usize) -> usize {
+        if self == CopyForm::Nibbles { cols.div_ceil(nibbles::GROUP) } else { 0 }
+    }
+}
+
+/// The copy of a table, which rules out most logits before they are computed.
 pub struct HeadCopy {
+    pub(crate) form: CopyForm,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// `[panels][quads][256]`.
+    /// `[panels][panel_bytes]`.
     pub(crate) codes: SharedBytes,
-    /// Value of one step of each row's codes; padded to whole panels, like the next two.
+    /// Value of one step of each row's codes, 1 in nibbles; padded to whole panels, like the next two.
     pub(crate) scales: Buffer<f32>,
     /// Upper bound on the length of each row.
     pub(crate) norms: Buffer<f32>,
@@ -48,37 +80,45 @@ pub struct HeadCopy {
 impl HeadCopy {
     /// A copy of a table of this shape, from its codes and its scales, norms and errors.
     pub(crate) fn of(
+        form: CopyForm,
         [rows, cols]: [usize; 2],
         codes: SharedBytes,
         [scales, norms, errors]: [Buffer<f32>; 3],
     ) -> Self {
         let is_ordinary = errors[..rows].iter().all(|error| error.is_finite());
-        HeadCopy { rows, cols, codes, scales, norms, errors, is_ordinary }
+        HeadCopy { form, rows, cols, codes, scales, norms, errors, is_ordinary }
     }
 
     /// Bytes of the copy of a table of this shape.
-    pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
-        rows.next_multiple_of(PANEL_ROWS) * (cols.next_multiple_of(4) + 3 * size_of::<f32>())
+    pub(crate) fn bytes(form: CopyForm, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(PANEL_ROWS) * (form.panel_bytes(cols) + 3 * LINE)
     }
 
     /// Number of lines, and bytes per line, that a file holds for the copy of a table of this shape; `None` if such a
     /// table has no copy.
-    pub fn stored_shape(rows: usize, cols: usize) -> Option<[usize; 2]> {
-        let lines = || rows.div_ceil(PANEL_ROWS).saturating_mul(cols.div_ceil(4) + 3);
-        (cols <= MAX_COLS).then(|| [lines(), LINE])
+    pub fn stored_shape(form: CopyForm, rows: usize, cols: usize) -> Option<[usize; 2]> {
+        // The kernels read whole blocks of nibbles.
+        let whole = form == CopyForm::Int8 || cols.is_multiple_of(nibbles::BLOCK);
+        let lines = || rows.div_ceil(PANEL_ROWS).saturating_mul(form.panel_bytes(cols) / LINE + 3);
+        (cols <= MAX_COLS && whole).then(|| [lines(), LINE])
     }
 
     /// Takes a copy as stored in a file, without copying its codes.
     ///
     /// # Errors
     /// If the length does not match, or a float cannot bound a logit.
-    pub fn from_stored(rows: usize, cols: usize, bytes: &SharedBytes) -> Result<Self, KernelError> {
-        let shape = Self::stored_shape(rows, cols).ok_or(TensorError::Empty { rows, cols })?;
+    pub fn from_stored(
+        form: CopyForm,
+        rows: usize,
+        cols: usize,
+        bytes: &SharedBytes,
+    ) -> Result<Self, KernelError> {
+        let shape = Self::stored_shape(form, rows, cols).ok_or(TensorError::Empty { rows, cols })?;
         let mut stored = LineReader::new(bytes, shape)?;
         let panels = rows.div_ceil(PANEL_ROWS);
-        let codes = stored.codes(panels * cols.div_ceil(4));
+        let codes = stored.codes(panels * form.panel_bytes(cols) / LINE);
         let mut floats = || stored.floats(panels, "bounds of the output head");
-        let copy = HeadCopy::of([rows, cols], codes, [floats()?, floats()?, floats()?]);
+        let copy = HeadCopy::of(form, [rows, cols], codes, [floats()?, floats()?, floats()?]);
         let is_length = |value: &f32| value.is_finite() && *value >= 0.0;
         let is_error = |row: usize, value: f32| value >= 0.0 && (row < rows || value == f32::INFINITY);
         let lengths = copy.scales.iter().chain(&*copy.norms).find(|value| !is_length(value));
@@ -99,15 +139,21 @@ impl HeadCopy {
         self.scales.len() / PANEL_ROWS
     }
 
-    pub(crate) fn quads(&self) -> usize {
-        self.cols.div_ceil(4)
+    /// The codes of a panel.
+    pub(crate) fn panel(&self, panel: usize) -> &[u8] {
+        let bytes = self.form.panel_bytes(self.cols);
+        &self.codes[panel * bytes..][..bytes]
     }
 
     /// Writes the codes of a row as int8, then zeros.
+    ///
+    /// # Panics
+    /// If the codes are nibbles.
     pub(crate) fn unpack(&self, row: usize, out: &mut [u8]) {
-        let panel = &self.codes[row / PANEL_ROWS * self.quads() * QUAD_BYTES..][..self.quads() * QUAD_BYTES];
-        let (out, padding) = out.split_at_mut(4 * self.quads());
-        for (out, quad) in out.as_chunks_mut::<4>().0.iter_mut().zip(panel.as_chunks::<QUAD_BYTES>().0) {
+        assert_eq!(self.form, CopyForm::Int8, "only int8 can be unpacked");
+        let (out, padding) = out.split_at_mut(self.cols.next_multiple_of(4));
+        let quads = self.panel(row / PANEL_ROWS).as_chunks::<QUAD_BYTES>().0;
+        for (out, quad) in out.as_chunks_mut::<4>().0.iter_mut().zip(quads) {
             *out = [0, 1, 2, 3].map(|column| quad[4 * (row % PANEL_ROWS) + column] ^ 0x80);
         }
         padding.fill(0);
@@ -132,9 +178,29 @@ mod tests {
         let bytes = stored(Isa::best());
         assert!(Isa::available().all(|isa| stored(isa) == bytes));
         let bytes = SharedBytes::new(bytes);
-        let copy = HeadCopy::from_stored(70, 9, &bytes).unwrap();
+        let copy = HeadCopy::from_stored(CopyForm::Int8, 70, 9, &bytes).unwrap();
         assert_eq!(copy.codes.as_ptr(), bytes.as_ptr());
         assert!(copy.stored().collect::<Vec<_>>().concat() == *bytes);
+    }
+
+    #[test]
+    fn a_stored_copy_of_4_bits_equals_the_one_that_was_made_and_needs_whole_blocks() {
+        let mut bytes: Vec<u8> = (0..70 * 2 * 144u32).map(|i| (i * i % 251) as u8).collect();
+        // Scales of ordinary size.
+        bytes.chunks_exact_mut(144).for_each(|block| block[..4].copy_from_slice(&[0, 0x20, 0, 0x24]));
+        let table = bitnet_tensor::BitNetTensor::new(DType::Q4K, [70, 512], SharedBytes::new(bytes)).unwrap();
+        let stored = |isa| {
+            let copy = Cpu::new(isa, 2).unwrap().copy_head(&table).unwrap().unwrap();
+            assert!(copy.is_ordinary && (0..70).all(|row| copy.errors[row] < 1e-2 * copy.norms[row]));
+            copy.stored().flat_map(Cow::into_owned).collect::<Vec<u8>>()
+        };
+        let bytes = stored(Isa::best());
+        assert!(Isa::available().all(|isa| stored(isa) == bytes));
+        assert_eq!(bytes.len(), HeadCopy::bytes(CopyForm::Nibbles, 70, 512));
+        let copy =
+            HeadCopy::from_stored(CopyForm::Nibbles, 70, 512, &SharedBytes::new(bytes.clone())).unwrap();
+        assert!(copy.stored().collect::<Vec<_>>().concat() == bytes);
+        assert_eq!(HeadCopy::stored_shape(CopyForm::Nibbles, 70, 500), None);
     }
 
     #[test]
@@ -144,7 +210,7 @@ mod tests {
             let mut bytes = good.clone();
             let at = good.len() - 4 * at;
             bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            HeadCopy::from_stored(70, 9, &SharedBytes::new(bytes)).err()
+            HeadCopy::from_stored(CopyForm::Int8, 70, 9, &SharedBytes::new(bytes)).err()
         };
         // From the end: errors of 58 rows of padding, errors of the other rows, norms, scales.
         assert_eq!(refused(58, f32::INFINITY), None);
@@ -152,7 +218,7 @@ mod tests {
         for (at, value) in [(59, f32::NAN), (59, -1.0), (129, f32::INFINITY), (257, f32::NAN), (257, -2.0)] {
             assert!(matches!(refused(at, value), Some(KernelError::Bound { .. })), "{at} {value}");
         }
-        assert!(HeadCopy::from_stored(70, 9, &SharedBytes::new(good[1..].to_vec())).is_err());
-        assert_eq!(HeadCopy::stored_shape(70, MAX_COLS + 1), None);
+        assert!(HeadCopy::from_stored(CopyForm::Int8, 70, 9, &SharedBytes::new(good[1..].to_vec())).is_err());
+        assert_eq!(HeadCopy::stored_shape(CopyForm::Int8, 70, MAX_COLS + 1), None);
     }
 }

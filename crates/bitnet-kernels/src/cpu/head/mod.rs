@@ -33,7 +33,7 @@ use crate::{
 use ask::Ask;
 pub(super) use buffers::ShortlistBuffers;
 use buffers::plane_stride;
-pub use copy::HeadCopy;
+pub use copy::{CopyForm, HeadCopy};
 pub use counts::HeadCounts;
 
 const _: () = assert!(PANEL_ROWS == GROUP, "a panel's bounds are those of a group of arrival times");
@@ -141,7 +141,7 @@ impl Cpu {
         done
     }
 
-    /// Makes the int8 copy of a table, or returns `None` if its sums could overflow.
+    /// Makes the copy of a table for bounds, or returns `None` if its sums could overflow.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -153,8 +153,10 @@ impl Cpu {
         let padded = rows.next_multiple_of(PANEL_ROWS);
         let floats = || Buffer::zeroed(padded, "bounds of the output head");
         let (mut scales, mut norms, mut errors) = (floats()?, floats()?, floats()?);
-        let mut codes = Buffer::zeroed(padded * cols.next_multiple_of(4), "int8 copy of the output head")?;
+        let (form, panels) = (CopyForm::of(weights.dtype()), padded / PANEL_ROWS);
+        let mut codes = Buffer::zeroed(panels * form.panel_bytes(cols), "copy of the output head")?;
         let a = CopyRows {
+            form,
             table: weights,
             codes: codes.shared(),
             scales: scales.shared(),
@@ -162,7 +164,6 @@ impl Cpu {
             errors: errors.shared(),
         };
         let kernel = self.isa.kernels().copy_rows;
-        let panels = padded / PANEL_ROWS;
         self.parallel(panels, generic::shortlist::scratch(cols), &|part, parts, scratch| {
             for panel in share(panels, parts, part) {
                 // SAFETY: `isa` proves the instruction set; every panel belongs to one part; scratch is as large as the
@@ -170,10 +171,10 @@ impl Cpu {
                 unsafe { kernel(&a, panel, scratch) }
             }
         })?;
-        Ok(Some(HeadCopy::of([rows, cols], SharedBytes::new(codes), [scales, norms, errors])))
+        Ok(Some(HeadCopy::of(form, [rows, cols], SharedBytes::new(codes), [scales, norms, errors])))
     }
 
-    /// Gives a table its int8 copy, which is made unless one is `stored`.
+    /// Gives a table its copy, which is made unless one is `stored`.
     pub(super) fn set_head_copy(
         &mut self,
         table: &mut Table,
@@ -246,11 +247,13 @@ impl Cpu {
             return Ok(());
         }
         s.set_planes();
+        s.sum_groups(copy);
         let a = Bounds {
             copy,
             planes: s.used_planes,
             x: &s.planes,
             stride: plane_stride(copy.cols),
+            sums: &s.sums,
             limits: &s.limits,
             tokens: &s.tokens,
             out: Shared::new(logits),

@@ -153,6 +153,12 @@ macro_rules! ymm_lanes {
                 fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = {
                     both!(codes, c => _mm256_and_si256(c, _mm256_set1_epi8((3u8 << (2 * plane)) as i8)))
                 };
+                fn low_half(codes: Self::Codes) -> Self::Codes = {
+                    both!(codes, c => _mm256_and_si256(c, _mm256_set1_epi8(15)))
+                };
+                fn high_half(codes: Self::Codes) -> Self::Codes = {
+                    Self::low_half(both!(codes, c => _mm256_srli_epi16(c, 4)))
+                };
                 fn next_plane(codes: Self::Codes) -> Self::Codes = both!(codes, c => _mm256_srli_epi16(c, 2));
                 fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
             }

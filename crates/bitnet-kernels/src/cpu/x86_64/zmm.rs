@@ -90,6 +90,8 @@ macro_rules! zmm_lanes {
                 fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = {
                     _mm512_and_si512(codes, _mm512_set1_epi8((3u8 << (2 * plane)) as i8))
                 };
+                fn low_half(codes: Self::Codes) -> Self::Codes = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+                fn high_half(codes: Self::Codes) -> Self::Codes = Self::low_half(_mm512_srli_epi16(codes, 4));
                 fn next_plane(codes: Self::Codes) -> Self::Codes = _mm512_srli_epi16(codes, 2);
                 fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
             }

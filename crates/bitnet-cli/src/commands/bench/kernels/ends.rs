@@ -2,8 +2,7 @@
 
 use bitnet::kernels::{Change, Edits, Footprint, Held, Inspect, RowsKind, SamplingParams, Wanted};
 use bitnet::model::{Checkpoint, ModelSpec};
-use bitnet::tensor::TernaryTensor;
-use half::bf16;
+use bitnet::tensor::{DType, TernaryTensor};
 
 use super::{Kernels, RUNS, Sizes, Work, values};
 use crate::error::CliError;
@@ -36,15 +35,19 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
         let turned = rotation.as_ref().is_some_and(|rotation| rotation.embedding);
         let mut table = self.table(checkpoint, EMBEDDING, grouped.embedding, turned)?;
         self.embed(&table, sizes.steps)?;
+        let mut head = EMBEDDING;
         if !tied_head {
             let name = "lm_head.weight";
+            head = name;
             let turned = rotation.as_ref().is_some_and(|rotation| rotation.weights.contains(name));
             table = self.table(checkpoint, name, grouped.head, turned)?;
         }
+        let entry = checkpoint.tensors.entries().iter().find(|entry| entry.name == head);
+        let dtype = entry.and_then(|entry| entry.dtype).unwrap_or(DType::BF16);
         self.backend.prepare_shortlist(&mut table, None)?;
         for &n in sizes.batches {
             self.norm_rows("last norm", n, RowsKind::Residual)?;
-            self.heads(&table, n)?;
+            self.heads(&table, dtype, n)?;
             self.draws(n)?;
         }
         Ok(())
@@ -90,7 +93,7 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
 
     /// Measures the output head with the choice of the most likely token and, unless it is ternary, with a draw from bounds,
     /// also after penalties, and from all logits.
-    fn heads(&mut self, table: &B::Table, n: usize) -> Result<(), CliError> {
+    fn heads(&mut self, table: &B::Table, dtype: DType, n: usize) -> Result<(), CliError> {
         let ModelSpec { hidden, vocab, ref grouped, .. } = *self.spec;
         if grouped.head {
             return self.head(
@@ -100,15 +103,16 @@ impl<B: Footprint + Inspect> Kernels<'_, B> {
                 vocab * ternary_row(hidden),
             );
         }
-        // Bounds read an int8 copy, and a few rows of the table.
-        let copy = self.backend.bytes(&Held::Shortlist { rows: vocab, cols: hidden });
+        // Bounds read a copy, and a few rows of the table.
+        let copy = self.backend.bytes(&Held::Shortlist { rows: vocab, cols: hidden, dtype });
         self.head(table, n, ("head, choice", Wanted::Token(SamplingParams::GREEDY)), copy)?;
         self.head(table, n, ("head, draw", Wanted::Token(WARM)), copy)?;
         let penalised = Wanted::Changed { params: WARM, from: 0, to: PENALTIES, mask: None };
         self.head(table, n, ("head, penalties", penalised), copy)?;
         // On a GPU, bounds do not decide top-p.
         let top_p = Wanted::Token(SamplingParams { top_p: 0.9, ..WARM });
-        self.head(table, n, ("head, all logits", top_p), vocab * hidden * size_of::<bf16>())
+        let all = self.backend.bytes(&Held::DenseTable { rows: vocab, cols: hidden, dtype });
+        self.head(table, n, ("head, all logits", top_p), all)
     }
 
     /// Measures the output head, which reads this many bytes of weights, with the logits that a draw needs.
