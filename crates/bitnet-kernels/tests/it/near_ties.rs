@@ -1,6 +1,6 @@
 //! Highest logits that are nearly equal, which bounds from an int8 copy must not rule out.
 
-use bitnet_kernels::{Cpu, Edits, Inspect, Isa, RowsKind, Wanted, gpu::Gpu};
+use bitnet_kernels::{Backend, Cpu, Edits, Inspect, Isa, RowsKind, Wanted, gpu::Gpu};
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, f16};
 use bitnet_tests::Simulator;
 
