@@ -200,6 +200,15 @@ fn kernels() -> Vec<Kernel> {
         let numbers = context! { whole, registers };
         kernels.push(Kernel { name: name.into(), template: "delta_rule.ptx", numbers });
     }
+    for (name, int8, depth) in [("sm80_peak_bf16", false, 16), ("sm80_peak_w2a8", true, 32)] {
+        let start = |sum: u32| match int8 {
+            true => sum.to_string(),
+            false => format!("0f{:08X}", (sum as f32).to_bits()),
+        };
+        let starts: Vec<String> = (0..8).map(start).collect();
+        let numbers = context! { int8, depth, starts, registers => 64 };
+        kernels.push(Kernel { name: name.into(), template: "peak.ptx", numbers });
+    }
     for dim in [128, 256] {
         kernels.push(Kernel {
             name: format!("sm80_attention_merge_d{dim}_f32"),

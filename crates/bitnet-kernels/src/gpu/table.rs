@@ -194,6 +194,6 @@ kernels! {
     ARGMAX = generated "sm80_argmax_f32": ["REDUX.MAX"];
     SAMPLE = generated "sm80_sample_f32": ["REDUX.MAX", "REDUX.SUM", "ATOMS.ADD", "LDG.E.128", "FMNMX.NAN"];
     COPY_BLOCK = "sm80_copy_block": ["LDG.E.128", "STG.E.128"];
-    PEAK_W2A8 = "sm80_peak_w2a8": ["IMMA.16832.U8.S8"];
-    PEAK_BF16 = "sm80_peak_bf16": ["HMMA.16816.F32.BF16"];
+    PEAK_W2A8 = generated "sm80_peak_w2a8": ["IMMA.16832.U8.S8"];
+    PEAK_BF16 = generated "sm80_peak_bf16": ["HMMA.16816.F32.BF16"];
 }
