@@ -144,7 +144,7 @@ fn drafts_of_a_known_quality_are_accepted_as_often_and_change_no_text() {
     assert_eq!(rows.len(), 3);
     for (row, acceptance) in rows.iter().zip([0.0, 0.7, 1.0]) {
         let [drafted, accepted] = ["drafted", "accepted"].map(|key| row[key].as_u64().unwrap());
-        assert_eq!((row["acceptance"].as_f64(), &row["undone_by"]), (Some(acceptance), &().into()));
+        assert_eq!(row["acceptance"].as_f64(), Some(acceptance));
         // Which drafts the engine tries depends on the times of steps.
         assert!(drafted > 0, "{row}");
         match acceptance {
@@ -156,12 +156,12 @@ fn drafts_of_a_known_quality_are_accepted_as_often_and_change_no_text() {
     let refused = bitnet(&["bench", "synthetic:tiny", "--draft-acceptance", "1.5"]);
     assert!(refused.code == 2 && refused.err.contains("from 0 to 1"), "{refused:?}");
 
-    // The drafts of a recurrent model are undone in both ways.
+    // A recurrent model drafts like any other.
     let hybrid = fixture("qwen35-ternary/model-PQ2_0.gguf");
     let args = ["bench", &hybrid, "-p", "8", "-n", "80", "-b", "1", "--draft-acceptance", "0.7", "--json"];
     let report = bitnet(&args).json();
     let rows = report["known_drafts"].as_array().unwrap();
-    assert_eq!(rows.iter().map(|row| &row["undone_by"]).collect::<Vec<_>>(), ["log", "copy"]);
+    assert!(rows.len() == 1 && rows[0]["drafted"].as_u64() > Some(0), "{report}");
 }
 
 #[test]

@@ -115,7 +115,8 @@ impl<'m> StepLoop<'m> {
         Ok(())
     }
 
-    /// The same loop, with logs of drafts beside the recurrent states of a model that has them.
+    /// The same loop, with logs of drafts beside recurrent states. Without this, a model with such states gets no drafts
+    /// that may be rejected.
     ///
     /// # Errors
     /// If there is not enough memory for them.

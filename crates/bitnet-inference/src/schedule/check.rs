@@ -33,8 +33,8 @@ impl Scheduler {
             }
             s.state.iter().for_each(|&state| states[state as usize] += 1);
             let computes = self.states.total() > 0 && (s.running || s.parked());
-            if s.state.is_some() != computes || s.kept.is_some() {
-                return Err(format!("{:?}: state {:?}, before drafts {:?}", s.id, s.state, s.kept));
+            if s.state.is_some() != computes {
+                return Err(format!("{:?}: state {:?}", s.id, s.state));
             }
             if s.logged > self.log_room.min(s.computed) || s.logged > 0 && s.state.is_none() {
                 return Err(format!("{:?}: {} drafts in the log of {:?}", s.id, s.logged, s.state));
@@ -96,20 +96,13 @@ impl Scheduler {
                     s.computed
                 ));
             }
-            for state in s.state.into_iter().chain(s.kept) {
+            if let Some(state) = s.state {
                 if std::mem::replace(&mut states[state as usize], true) {
                     return Err(format!("{:?} changes state {state}, which another run changes too", s.id));
                 }
             }
-            let copies = self.log_room == 0 && run.rejectable() > 0;
-            let log = self.log(run);
-            if !states.is_empty() && (s.kept.is_some() != copies || s.state.is_none())
-                || log.drafts > self.log_room
-            {
-                return Err(format!(
-                    "{:?}: {} drafts, state {:?}, kept {:?}",
-                    s.id, run.drafts, s.state, s.kept
-                ));
+            if !states.is_empty() && s.state.is_none() || self.log(run).drafts > self.log_room {
+                return Err(format!("{:?}: {} drafts, state {:?}", s.id, run.drafts, s.state));
             }
             let places = run.start / BLOCK..end.div_ceil(BLOCK);
             for ((pool, written), table) in

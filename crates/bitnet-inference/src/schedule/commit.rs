@@ -141,14 +141,6 @@ impl Scheduler {
         let accepted = drawn.len() - 1;
         s.computed += accepted;
         s.logged = if in_log > 0 { accepted } else { 0 };
-        if let Some(kept) = s.kept.take() {
-            // The state has seen all drafts. If one is rejected, go back to the state before them: the accepted ones,
-            // too, are computed again.
-            let unused =
-                if accepted == run.drafts { kept } else { s.state.replace(kept).expect("it is its copy") };
-            self.states.release(unused);
-            s.computed = if accepted == run.drafts { s.computed } else { run.start };
-        }
         // The state stops before drafts that are in its log.
         let state_at = s.computed - s.logged;
         s.forced.clear();

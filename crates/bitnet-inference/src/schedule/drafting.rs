@@ -74,26 +74,19 @@ impl Scheduler {
         Candidate { run, source, most, from, rates: Default::default(), probe: false, given: 0 }
     }
 
-    /// Appends the drafts given to a candidate after its pending token, if there are blocks and, for drafts that may be
-    /// rejected by a model without logs, a slot for a copy of the state. Drafts of a drafter are placeholders at first.
+    /// Appends the drafts given to a candidate after its pending token, if there are blocks. Drafts of a drafter are
+    /// placeholders at first.
     fn place_drafts(&mut self, candidate: Candidate, budget: &mut Budget, plan: &mut Plan) {
         let Candidate { run, source, from, given: drafts, .. } = candidate;
         let slot = plan.runs[run].slot;
         let s = seq(&self.slots, slot);
         let rejectable = source != Source::Forced;
-        let copies = rejectable && s.state.is_some() && self.log_room == 0;
         // Rejected drafts leave their blocks in the table, so it may be longer than necessary.
-        if drafts == 0
-            || !self.missing(s, 1 + drafts).fit(self.available())
-            || copies && self.states.available() == 0
-        {
+        if drafts == 0 || !self.missing(s, 1 + drafts).fit(self.available()) {
             return;
         }
         self.make_room(slot, 1 + drafts, budget, plan);
         let s = seq_mut(&mut self.slots, slot);
-        if copies {
-            s.kept = s.state.and_then(|state| self.states.keep(state));
-        }
         match source {
             Source::Forced => s.tokens.extend_from_slice(&s.forced[..drafts]),
             Source::Prediction => s.tokens.extend_from_slice(&s.request.prediction[from..][..drafts]),
@@ -132,15 +125,11 @@ impl Scheduler {
         self.counts.drafted += drafts.len() as u64;
     }
 
-    /// Maximum number of drafts of a sequence that may be rejected. With a recurrent state, a snapshot must be possible at
-    /// the end of each block. A state with a log stops before the drafts of its run, so one run must begin with the last
-    /// token of the block.
+    /// Maximum number of drafts of a sequence that may be rejected. A recurrent state takes as many as its log has room
+    /// for. It stops before the drafts of its run, so that one run must begin with the last token of each block: a
+    /// snapshot must be possible there.
     fn rejectable(&self, s: &Sequence) -> usize {
-        match (s.state, self.log_room) {
-            (None, _) => usize::MAX,
-            (Some(_), 0) => Self::until_block(s),
-            (Some(_), room) => room.min(BLOCK - 1 - (s.computed + 1) % BLOCK),
-        }
+        s.state.map_or(usize::MAX, |_| self.log_room.min(BLOCK - 1 - (s.computed + 1) % BLOCK))
     }
 
     /// Number of tokens between the next one of a sequence and the end of its block, where a snapshot can be taken;
@@ -152,7 +141,6 @@ impl Scheduler {
     /// What a planned run means to the log of its sequence's state.
     pub(crate) fn log(&self, run: &PlannedRun) -> DraftLog {
         let s = seq(&self.slots, run.slot);
-        let drafts = if s.state.is_some() && self.log_room > 0 { run.rejectable() } else { 0 };
-        DraftLog { accepted: s.logged, drafts }
+        DraftLog { accepted: s.logged, drafts: s.state.map_or(0, |_| run.rejectable()) }
     }
 }

@@ -14,8 +14,9 @@
 //!
 //! If the model has recurrent layers, a sequence that holds blocks also owns a slot with its state. There is one slot
 //! for every place, so only waiting sequences have to give theirs back. Cached blocks are used up to the last position
-//! that has a snapshot of the state; `plan.rs` says where snapshots are taken. A model with logs keeps the state before the
-//! drafts of a run in the slot and the drafts beside it; `commit` says how many of them the next run takes up.
+//! that has a snapshot of the state; `plan.rs` says where snapshots are taken. The slot holds the state before the drafts of
+//! a run, and a log beside it the drafts; `commit` says how many of them the next run takes up. A model without logs
+//! gets no drafts that may be rejected.
 //!
 //! If sliding layers have blocks of their own (`windows.rs`), a sequence needs blocks of both pools, and gives both back.
 
@@ -87,7 +88,7 @@ pub struct Scheduler {
     pace: Pacer,
     /// Whether a drafter drafts for the decoding sequences of a step once it is planned.
     drafter: bool,
-    /// Number of drafts for which the log of a state slot has room; without logs, states are copied before drafts.
+    /// Number of drafts for which the log of a state slot has room.
     log_room: usize,
     /// Whether drafts are made without regard to the times of steps.
     at_any_cost: bool,
@@ -371,9 +372,7 @@ impl Scheduler {
         for block in s.windows.drain(..).skip(passed).rev() {
             self.windows.release(block);
         }
-        for state in s.state.take().into_iter().chain(s.kept.take()) {
-            self.states.release(state);
-        }
+        s.state.take().into_iter().for_each(|state| self.states.release(state));
         s.chains.clear();
         (s.computed, s.logged) = (0, 0);
     }

@@ -1,8 +1,8 @@
 //! Plans a step in four phases: running sequences that decode, running sequences with prompt tokens to compute, waiting
 //! sequences, and drafts. Each phase gets only the tokens, rows and blocks that the earlier phases leave.
 //!
-//! A slot holds the recurrent state after the last token of a run, or before its drafts if these are in a log, so a
-//! snapshot can be taken only there. Prompts are therefore cut at their last block boundary, and at the end of what they
+//! A slot holds the recurrent state after the last token of a run, or before its drafts, so a snapshot can be taken only
+//! there. Prompts are therefore cut at their last block boundary, and at the end of what they
 //! share with a cached text. Decoding runs need no extra cut: the drafts of a run are so many that some state stops at
 //! each block boundary.
 

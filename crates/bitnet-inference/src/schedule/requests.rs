@@ -38,7 +38,6 @@ impl Scheduler {
                 passed: 0,
                 chains: Vec::new(),
                 state: None,
-                kept: None,
                 logged: 0,
                 branch: 0,
                 cached: None,

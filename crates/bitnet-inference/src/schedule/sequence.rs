@@ -90,8 +90,6 @@ pub struct Sequence {
     /// The slot with the recurrent state after the computed tokens, without those in its log. A sequence that runs or is
     /// parked owns one, if the model has any.
     pub(crate) state: Option<u32>,
-    /// Between plan and commit of drafts, the slot with the state before them, if the model has no logs.
-    pub(crate) kept: Option<u32>,
     /// How many of the drafts in the log of the state's slot were accepted: the last of the computed tokens, which the
     /// state has not seen.
     pub(crate) logged: usize,

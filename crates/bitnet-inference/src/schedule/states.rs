@@ -92,14 +92,6 @@ impl StatePool {
         Some(to)
     }
 
-    /// Takes a slot for a copy of the state in `from`, which another slot owned by the same sequence holds.
-    pub fn keep(&mut self, from: u32) -> Option<u32> {
-        let to = self.vacate(None)?;
-        self.own(to);
-        self.copies.push((from, to));
-        Some(to)
-    }
-
     /// Returns an owned slot. Its content is lost.
     pub fn release(&mut self, slot: u32) {
         let owned = &mut self.slots[slot as usize].owned;

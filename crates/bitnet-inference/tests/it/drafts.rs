@@ -103,8 +103,6 @@ pub struct Setting {
     pub limits: Limits,
     pub max_running: usize,
     pub max_draft: usize,
-    /// Whether recurrent states have logs of drafts.
-    pub logs: bool,
     /// The step before which the scheduler starts again on an empty cache, if any. Requests that have not ended are then
     /// submitted again, and go on after what they have told if that is possible.
     pub restart: Option<usize>,
@@ -112,7 +110,7 @@ pub struct Setting {
 
 impl Setting {
     pub fn of(limits: Limits, max_running: usize, max_draft: usize) -> Self {
-        Setting { limits, max_running, max_draft, logs: true, restart: None }
+        Setting { limits, max_running, max_draft, restart: None }
     }
 }
 
@@ -158,10 +156,9 @@ pub fn run(
     drafter: Option<Box<dyn Drafter>>,
     requests: &[(Request, usize)],
 ) -> (HashMap<SeqId, Answer>, SchedulerCounts, u64) {
-    let &Setting { limits, max_running, max_draft, logs, restart: restarts } = setting;
+    let &Setting { limits, max_running, max_draft, restart: restarts } = setting;
     let context = CONTEXT.min(limits.kv_blocks * Batch::BLOCK_TOKENS);
     let model = HashModel::new(VOCAB, context, limits).with_draft_head();
-    let model = if logs { model } else { model.without_logs() };
     run_on(Box::new(model), scheduler(limits, max_running, max_draft), restarts, drafter, requests)
 }
 

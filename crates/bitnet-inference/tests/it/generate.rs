@@ -167,7 +167,7 @@ fn drafts_change_the_steps_of_a_text_and_none_of_its_tokens() {
 }
 
 #[test]
-fn a_recurrent_model_drafts_where_it_has_logs_or_a_second_state_and_generates_the_same() {
+fn a_recurrent_model_drafts_only_where_it_has_logs_and_generates_the_same() {
     let config = GenerationConfig {
         max_new_tokens: 200,
         temperature: 1.0,
@@ -186,12 +186,11 @@ fn a_recurrent_model_drafts_where_it_has_logs_or_a_second_state_and_generates_th
     };
     let plain = with(1, true, 0);
     assert_ne!(plain.tokens, with(0, true, 0).tokens, "the state decides");
-    for (slots, logs, drafts) in
-        [(1, false, false), (2, false, true), (4, false, true), (1, true, true), (4, true, true)]
-    {
+    for (slots, logs) in [(1, false), (4, false), (1, true), (4, true)] {
         let drafted = with(slots, logs, 4);
         assert_eq!(drafted.tokens, plain.tokens, "{slots} slots, logs: {logs}");
-        assert_eq!(drafted.drafted > drafted.accepted, drafts, "{slots} slots, logs: {logs}");
+        assert_eq!(drafted.drafted > 0, logs, "{slots} slots, logs: {logs}");
+        assert_eq!(drafted.drafted > drafted.accepted, logs, "{slots} slots, logs: {logs}");
     }
 }
 

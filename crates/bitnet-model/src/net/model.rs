@@ -96,8 +96,8 @@ pub trait Model: Send {
 
     /// Makes room for up to `drafts` drafts in a log beside every state slot, and returns how many fit. A run may then
     /// end with drafts: the state in the slot stops before them, and the next run says how many it accepts
-    /// ([`Batch::set_log`]), so that a rejected draft costs nothing. A model that returns 0, like one without recurrent
-    /// layers, takes no such runs.
+    /// ([`Batch::set_log`]), so that a rejected draft costs nothing. A model that returns 0 takes no such runs: if it has
+    /// state slots, it gets no drafts that may be rejected.
     ///
     /// # Errors
     /// If there is not enough memory.

@@ -39,8 +39,6 @@ pub struct Known {
     pub acceptance: f64,
     /// Maximum number of drafts in a step.
     pub most: usize,
-    /// How drafts of a recurrent model are undone: `log` or `copy`; null in other models.
-    pub undone_by: Option<&'static str>,
     #[serde(flatten)]
     pub speed: Speed,
     /// The same without drafts, in turns.
@@ -106,14 +104,6 @@ impl Reader for Text {
     }
 }
 
-/// How a text is decoded.
-#[derive(Clone, Copy)]
-enum Way {
-    Plain,
-    Logging,
-    Copying,
-}
-
 /// Measures drafts for one sequence after a prompt.
 pub struct Bench<'a> {
     pub model: &'a mut dyn Model,
@@ -148,64 +138,40 @@ impl Bench<'_> {
         Ok(all)
     }
 
-    /// Decodes the text with drafts of each quality, in turns with plain decoding and, where states can be both copied
-    /// and logged, in both ways.
+    /// Decodes the text with drafts of each quality, in turns with plain decoding.
     pub fn known(&mut self, acceptance: &[f64]) -> Result<Vec<Known>, CliError> {
-        let (text, ..) = self.decode(Way::Plain, 1.0, &[])?;
+        let (text, ..) = self.decode(None, &[])?;
         let text = [&self.prompt[..], &text].concat();
-        let slots = self.model.limits().state_slots;
-        let logs = self.model.reserve_log(self.most)? > 0;
         let mut rows = Vec::new();
         for &acceptance in acceptance {
-            let ways = [
-                Some((Way::Plain, None)),
-                (slots == 0).then_some((Way::Logging, None)),
-                logs.then_some((Way::Logging, Some("log"))),
-                (slots > 1).then_some((Way::Copying, Some("copy"))),
-            ];
-            let ways: Vec<_> = ways.into_iter().flatten().collect();
-            let mut times = vec![Vec::new(); ways.len()];
-            let mut counts = vec![(SchedulerCounts::default(), 0); ways.len()];
+            let (mut times, mut counts) = ([const { Vec::new() }; 2], (SchedulerCounts::default(), 0));
             for _ in 0..REPEATS {
-                for (at, (way, _)) in ways.iter().enumerate() {
-                    let (tokens, seconds, counted, steps) = self.decode(*way, acceptance, &text)?;
+                for (times, drafts) in times.iter_mut().zip([None, Some(acceptance)]) {
+                    let (tokens, seconds, counted, steps) = self.decode(drafts, &text)?;
                     if tokens[..] != text[self.prompt.len()..] {
                         let what = format!("drafts that are right with chance {acceptance} change the text");
                         return Err(CliError::Wrong { what, place: "bench".into() });
                     }
-                    times[at].push(seconds);
-                    counts[at] = (counted, steps);
+                    times.push(seconds);
+                    counts = (counted, steps);
                 }
             }
-            let speeds: Vec<Speed> =
-                times.into_iter().map(|times| Speed::of(self.tokens - 1, times)).collect();
-            for (at, &(_, undone_by)) in ways.iter().enumerate().skip(1) {
-                let (plain, speed, (counts, steps)) = (speeds[0], speeds[at], counts[at]);
-                rows.push(Known {
-                    acceptance,
-                    most: self.most,
-                    undone_by,
-                    speed,
-                    plain,
-                    gain: speed.tok_s / plain.tok_s,
-                    drafted: counts.drafted,
-                    accepted: counts.accepted,
-                    steps,
-                });
-            }
+            let [plain, speed] = times.map(|times| Speed::of(self.tokens - 1, times));
+            let (SchedulerCounts { drafted, accepted, .. }, steps) = counts;
+            let gain = speed.tok_s / plain.tok_s;
+            rows.push(Known { acceptance, most: self.most, speed, plain, gain, drafted, accepted, steps });
         }
         Ok(rows)
     }
 
-    /// Decodes greedily; returns the tokens, the seconds between the first and the last, and what was counted.
+    /// Decodes greedily, with drafts that are right with this chance, if any; returns the tokens, the seconds between the
+    /// first and the last, and what was counted.
     fn decode(
         &mut self,
-        way: Way,
-        acceptance: f64,
+        drafts: Option<f64>,
         text: &[u32],
     ) -> Result<(Vec<u32>, f64, SchedulerCounts, u64), CliError> {
         let (limits, vocab) = (self.model.limits(), self.model.spec().vocab as u32);
-        let drafts = !matches!(way, Way::Plain);
         let scheduler = Scheduler::new(SchedulerConfig {
             max_running: 1,
             max_tokens: limits.max_tokens,
@@ -213,18 +179,17 @@ impl Bench<'_> {
             kv_blocks: limits.kv_blocks,
             state_slots: limits.state_slots,
             context: self.model.spec().context,
-            max_draft: if drafts { self.most.min(limits.max_logit_rows - 1) } else { 0 },
+            max_draft: drafts.map_or(0, |_| self.most.min(limits.max_logit_rows - 1)),
             sizing: BatchSizing::Fixed(1),
             slow_reader: u64::MAX,
             eos: Vec::new(),
             text: None,
         });
-        let drafter = drafts.then(|| Box::new(Knowing { text, acceptance, vocab }) as Box<dyn Drafter + '_>);
+        let knowing = |acceptance| Box::new(Knowing { text, acceptance, vocab }) as Box<dyn Drafter + '_>;
+        let drafter = drafts.map(knowing);
         let stepper = Stepper::new(Box::new(&mut *self.model));
-        let mut steps = StepLoop::new(scheduler.drafting_without_text(), stepper).drafting(drafter);
-        if !matches!(way, Way::Copying) {
-            steps = steps.with_logs()?;
-        }
+        let steps = StepLoop::new(scheduler.drafting_without_text(), stepper).drafting(drafter);
+        let mut steps = steps.with_logs()?;
         let StepLoop { scheduler, stepper, .. } = &mut steps;
         stepper.calibrate(1 + self.most, |load, micros| scheduler.learn(load, micros));
         let config = GenerationConfig { max_new_tokens: self.tokens, ..GenerationConfig::default() };

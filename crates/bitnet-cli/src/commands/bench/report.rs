@@ -265,10 +265,9 @@ pub fn print(r: &Report) -> Result<(), CliError> {
         lines.push(format!("step    {tokens:2} tokens      {ms:9.2} ms, at most {most:.2} times as fast"));
     }
     for k in &r.known_drafts {
-        let Known { acceptance, most, undone_by, speed, plain, gain, drafted, accepted, steps } = k;
-        let states = undone_by.map_or(String::new(), |how| format!(", states by {how}"));
+        let Known { acceptance, most, speed, plain, gain, drafted, accepted, steps } = k;
         lines.push(format!(
-            "decode  {most:2} drafts      {}, {gain:.3} of {:.2} without; right with chance {acceptance}{states}: \
+            "decode  {most:2} drafts      {}, {gain:.3} of {:.2} without; right with chance {acceptance}: \
              {accepted} of {drafted} accepted in {steps} steps",
             speed.text(),
             plain.tok_s

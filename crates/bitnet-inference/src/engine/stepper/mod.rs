@@ -156,10 +156,7 @@ impl<'m> Stepper<'m> {
             outcome.runs[at] = self.failed(error.into());
         }
         for (state, error) in failed_states {
-            let reads = |run: &PlannedRun| {
-                let s = scheduler.sequence(run);
-                s.kept == Some(state) || s.state == Some(state) && run.start > 0
-            };
+            let reads = |run: &PlannedRun| run.start > 0 && scheduler.sequence(run).state == Some(state);
             match plan.runs.iter().position(reads) {
                 Some(at) => {
                     let id = scheduler.sequence(&plan.runs[at]).id;
