@@ -25,9 +25,10 @@ const LAYERS: [&str; 9] = [
 const FRONT_DOOR: usize = 5;
 
 /// Crates that only tests and each other may use, lowest first.
-const DEVELOPMENT_ONLY: [&str; 10] = [
+const DEVELOPMENT_ONLY: [&str; 11] = [
     "bitnet-ptxsim",
     "bitnet-tests",
+    "bitnet-hash-model",
     "bitnet-workspace",
     "bitnet-standin",
     "bitnet-fuzz",
@@ -121,8 +122,8 @@ fn allowed(from: &str, to: &str, development: bool) -> bool {
         return from != "bitnet-py" || tool(to).is_none() && rank(to).is_none_or(|to| to == FRONT_DOOR);
     }
     if let Some(to) = tool(to) {
-        // Only tests know the simulator, directly or as a driver of the kernels.
-        return tool(from).map_or(development && to < 2, |from| to < from);
+        // Only tests know the simulator, directly or as a driver of the kernels, and the model of hashes.
+        return tool(from).map_or(development && to < 3, |from| to < from);
     }
     let Some(to) = rank(to) else { return true };
     match rank(from) {

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bitnet_inference::sim::HashModel;
+use bitnet_hash_model::HashModel;
 use bitnet_inference::{
     BatchSizing, Engine, EngineConfig, GenerationConfig, Request, Update,
     names::GpuInferenceEngine,

@@ -29,8 +29,6 @@ mod engine;
 mod request;
 mod sample;
 mod schedule;
-#[doc(hidden)]
-pub mod sim;
 mod thought;
 mod tier;
 

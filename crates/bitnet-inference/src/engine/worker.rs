@@ -258,7 +258,7 @@ mod tests {
     use super::super::stepper::Stepper;
     use crate::request::{GenerationConfig, Request};
     use crate::schedule::{BatchSizing, Scheduler, SchedulerConfig};
-    use crate::sim::HashModel;
+    use bitnet_hash_model::HashModel;
 
     #[test]
     fn a_broken_rule_fails_what_runs_and_the_scheduler_starts_again() {

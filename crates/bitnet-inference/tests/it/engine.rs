@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use bitnet_hash_model::{HashModel, Oracle, mix};
 use bitnet_inference::generation::{InvalidBatching, QueueError};
 use bitnet_inference::sampling::Sampler;
-use bitnet_inference::sim::{HashModel, Oracle, mix};
 use bitnet_inference::{
     BatchSizing, ConstraintError, Elapsed, Engine, EngineConfig, FinishReason, GenerationConfig,
     GenerationError, InvalidRequest, Output, Priority, Request, RequestError, RequestHandle, SampleError,

@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use bitnet_hash_model::HashModel;
 use bitnet_inference::{
     BatchSizing, Constraint, ConstraintError, Engine, EngineConfig, GenerationConfig, Request, RequestError,
     SampleError, TokenSet,
     metrics::Counter,
     scheduling::{Event, Plan, RunOutcome, SampledToken, Scheduler, SchedulerConfig, StepOutcome, Stepper},
-    sim::HashModel,
 };
 use bitnet_kernels::KernelError;
 use bitnet_model::{Batch, ForwardError, Limits, Logits};
@@ -238,7 +238,7 @@ fn while_every_forward_pass_fails_all_requests_do_and_afterwards_all_are_served(
 /// A clock that stands still, jumps ahead by up to hours, and goes back.
 fn clock(step: u64) -> u64 {
     const HOUR: u64 = 3_600_000_000;
-    match bitnet_inference::sim::mix(step, 99) % 5 {
+    match bitnet_hash_model::mix(step, 99) % 5 {
         0 => HOUR,
         1 => 0,
         2 => HOUR + step * 2000,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bitnet_model::Limits;
 
-use bitnet_inference::sim::HashModel;
+use bitnet_hash_model::HashModel;
 use bitnet_inference::{
     CacheFolder, EngineConfig, FinishReason, Generated, GenerationConfig, GenerationError, InvalidRequest,
     Request, TokenText, generate,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bitnet_inference::sim::Counts;
+use bitnet_hash_model::Counts;
 use bitnet_inference::{CacheFolder, Engine, EngineConfig, Request, StartError, TierCounts};
 use bitnet_model::Limits;
 
@@ -114,7 +114,7 @@ fn every_request_gets_the_tokens_that_it_gets_alone_whatever_host_memory_holds()
 
 #[test]
 fn host_memory_without_a_gpu_is_refused_by_name() {
-    let model = bitnet_inference::sim::HashModel::new(VOCAB, CONTEXT, limits());
+    let model = bitnet_hash_model::HashModel::new(VOCAB, CONTEXT, limits());
     let refused = Engine::start(model, EngineConfig { host_cache: 1 << 20, ..config() }).unwrap_err();
     assert_eq!(refused, StartError::NoGpu);
     assert!(refused.to_string().contains("host_cache"), "{refused}");

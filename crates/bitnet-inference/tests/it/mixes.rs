@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bitnet_inference::sim::{HashModel, mix};
+use bitnet_hash_model::{HashModel, mix};
 use bitnet_inference::{
     Constraint, Drafter, GenerationConfig, HeadDrafter, ModelDrafter, Output, Priority, Request,
     scheduling::{Drafting, SchedulerCounts, SeqId, Source},

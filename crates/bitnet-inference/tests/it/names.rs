@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use bitnet_inference::sim::{Counts, HashModel, Oracle};
+use bitnet_hash_model::{Counts, HashModel, Oracle};
 use bitnet_inference::{
     EngineConfig, FinishReason, GenerationConfig, GenerationError, InvalidRequest, RequestError, SubmitError,
     Update,

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
-use bitnet_inference::sim::HashModel;
+use bitnet_hash_model::HashModel;
 use bitnet_inference::{
     BatchSizing, Request,
     scheduling::{Reader, Scheduler, SchedulerConfig, StepLoop, Stepper},

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use bitnet_hash_model::{Counts, Oracle};
 use bitnet_inference::generation::{
     AutoregressiveGenerator, BatchHandle, BatchProcessor, BatchQueue, BatchRequest, InvalidBatching,
     QueueError,
 };
-use bitnet_inference::sim::{Counts, Oracle};
 use bitnet_inference::{
     End, EngineConfig, FinishReason, GenerationConfig, GenerationError, RequestError, StartError, TokenText,
     Update,

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use bitnet_hash_model::{Counts, HashModel, Oracle};
 use bitnet_inference::{
     Engine, EngineConfig, FinishReason, GenerationConfig, Request,
     generation::{AutoregressiveGenerator, BatchProcessor},
     names::{GpuInferenceEngine, forward_batch},
-    sim::{Counts, HashModel, Oracle},
 };
 use bitnet_kernels::{BackendInfo, KernelError};
 use bitnet_model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use bitnet_inference::sim::{Counts, HashModel, Oracle, mix};
+use bitnet_hash_model::{Counts, HashModel, Oracle, mix};
 use bitnet_inference::{
     BatchSizing, Constraint, Engine, EngineConfig, GenerationConfig, Request, TokenSet, TokenText,
     sampling::{Draw, Sampler},

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use bitnet_hash_model::{HashModel, Oracle};
 use bitnet_inference::{
     EngineConfig, FinishReason, GenerationConfig, InvalidRequest, Marker, Part, Request, RequestHandle,
     ThoughtBudget, ThoughtEnd, ThoughtRule, TokenText,
     sampling::{Draw, Sampler},
-    sim::{HashModel, Oracle},
 };
 use bitnet_model::{Batch, Limits, Logits};
 use proptest::prelude::*;

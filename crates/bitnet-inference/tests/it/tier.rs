@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bitnet_inference::sim::{Counts, mix};
+use bitnet_hash_model::{Counts, mix};
 use bitnet_inference::{
     BatchSizing, CacheFolder, Completion, Engine, EngineConfig, GenerationConfig, Request, StartError,
     clear_folder, list_folder,
@@ -266,7 +266,7 @@ fn a_file_goes_when_it_was_not_used_for_longest() {
 fn a_folder_that_cannot_be_used_is_refused_with_a_cure() {
     let place = tempfile::tempdir().unwrap();
     let start = |folder: CacheFolder| {
-        let model = bitnet_inference::sim::HashModel::new(VOCAB, CONTEXT, limits());
+        let model = bitnet_hash_model::HashModel::new(VOCAB, CONTEXT, limits());
         Engine::start(model, EngineConfig { folder: Some(folder), ..config() }).map(drop)
     };
     fs::write(place.path().join("file"), "").unwrap();
@@ -318,7 +318,7 @@ fn a_part_of_a_failed_sequence_is_not_kept() {
             }
             Ok(())
         };
-        let model = bitnet_inference::sim::HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
+        let model = bitnet_hash_model::HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
         Engine::start(model, EngineConfig { folder: Some(folder.clone()), ..config() }).unwrap()
     };
     run(&nan(false), Request::new(prompt(300, 0), greedy(5)));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bitnet_inference::sim::{Counts, HashModel};
+use bitnet_hash_model::{Counts, HashModel};
 use bitnet_inference::{CacheFolder, Engine, EngineConfig, GenerationConfig, Request};
 use bitnet_model::{Batch, Limits, Model};
 

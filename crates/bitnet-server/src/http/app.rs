@@ -132,8 +132,9 @@ mod tests {
     use std::sync::{atomic::Ordering::Relaxed, mpsc};
 
     use axum::body::Body;
-    use bitnet::inference::{EngineConfig, sim::HashModel};
+    use bitnet::inference::EngineConfig;
     use bitnet::model::{Checkpoint, Limits, Model, Synthetic};
+    use bitnet_hash_model::HashModel;
 
     use super::*;
     use crate::http::reading::SMALL_AT_ONCE;

@@ -8,8 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::inference::EngineConfig;
 use bitnet::model::{Batch, Limits, Logits, Tokenizer};
+use bitnet_hash_model::HashModel;
 use bitnet_server::{App, BatchOptions, ConnectionLimits, ServerConfig, run_batch, serve};
 use serde_json::{Value, json};
 

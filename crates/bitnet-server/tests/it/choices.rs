@@ -1,9 +1,10 @@
 //! `best_of` and `suffix` of completions.
 
 use bitnet::{
-    inference::{EngineConfig, sim::HashModel},
+    inference::EngineConfig,
     model::{Checkpoint, Limits, Tokenizer},
 };
+use bitnet_hash_model::HashModel;
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 

@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::inference::EngineConfig;
 use bitnet::model::{Batch, ChatTemplate, Checkpoint, Limits, Logits, Tokenizer};
+use bitnet_hash_model::HashModel;
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 

@@ -6,9 +6,10 @@ use std::{
 };
 
 use bitnet::{
-    inference::{EngineConfig, sim::HashModel},
+    inference::EngineConfig,
     model::{Limits, Model},
 };
+use bitnet_hash_model::HashModel;
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 

@@ -5,7 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{EngineConfig, sim::mix};
+use bitnet::inference::EngineConfig;
+use bitnet_hash_model::mix;
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::json;
 

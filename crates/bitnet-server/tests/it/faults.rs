@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
-use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::inference::EngineConfig;
 use bitnet::kernels::{BackendInfo, KernelError, gpu::GpuError};
 use bitnet::model::{Batch, ForwardError, Limits, Logits, Model, ModelSpec};
+use bitnet_hash_model::HashModel;
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

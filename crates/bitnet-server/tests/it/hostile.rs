@@ -7,7 +7,8 @@ use std::{
     path::Path,
 };
 
-use bitnet::inference::{EngineConfig, sim::mix};
+use bitnet::inference::EngineConfig;
+use bitnet_hash_model::mix;
 use bitnet_server::{BatchOptions, ConnectionLimits, ServerConfig, run_batch};
 use serde_json::{Value, json};
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use bitnet::inference::{EngineConfig, sim::HashModel};
+use bitnet::inference::EngineConfig;
 use bitnet::kernels::BackendInfo;
 use bitnet::model::{
     Batch, ChatTemplate, Checkpoint, ForwardError, Limits, Logits, Model, ModelSpec, Tokenizer,
 };
+use bitnet_hash_model::HashModel;
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

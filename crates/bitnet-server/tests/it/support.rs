@@ -10,12 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{
-    CacheFolder, DrainReport, EngineConfig,
-    sim::{HashModel, Hook},
-};
+use bitnet::inference::{CacheFolder, DrainReport, EngineConfig};
 use bitnet::kernels::{Cpu, Isa};
 use bitnet::model::{Batch, Checkpoint, Limits, Logits, Model, Synthetic, Transformer};
+use bitnet_hash_model::{HashModel, Hook};
 use bitnet_server::{App, ConnectionLimits, ServerConfig, Service, serve};
 use serde_json::Value;
 use tokio::sync::oneshot;

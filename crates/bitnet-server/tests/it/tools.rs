@@ -2,11 +2,9 @@
 
 use std::collections::HashMap;
 
-use bitnet::inference::{
-    EngineConfig,
-    sim::{HashModel, Hook},
-};
+use bitnet::inference::EngineConfig;
 use bitnet::model::{Batch, ChatTemplate, Checkpoint, Limits, Logits, Tokenizer};
+use bitnet_hash_model::{HashModel, Hook};
 use bitnet_server::{App, ConnectionLimits, ServerConfig};
 use serde_json::{Value, json};
 

@@ -4,11 +4,12 @@
 use std::path::Path;
 
 use axum::{Router, body::Body, http::Request};
+use bitnet_hash_model::HashModel;
 use bitnet_server::{
     App, BatchOptions, BatchProgress, BatchRunError, ServerConfig, Service,
     bitnet::{
         Model,
-        inference::{EngineConfig, sim::HashModel},
+        inference::EngineConfig,
         model::{Checkpoint, Limits},
     },
     router, run_batch,

@@ -299,8 +299,8 @@ fn argmax(row: &[f32]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use bitnet::inference::sim::HashModel;
     use bitnet::model::Limits;
+    use bitnet_hash_model::HashModel;
 
     use super::*;
 

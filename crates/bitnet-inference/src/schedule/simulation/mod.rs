@@ -24,8 +24,8 @@ use super::*;
 use crate::engine::{Stepper, panic_message};
 use crate::request::{FinishReason, GenerationConfig, Output, Priority, Request, RequestError, SampleError};
 use crate::sample::{Draw, Sampler, Scan, StopMatcher, TokenText};
-use crate::sim::{HashModel, Hook, Oracle, mix};
 use crate::tier::{HostMemory, Shelf, Tier};
+use bitnet_hash_model::{HashModel, Hook, Oracle, mix};
 use faults::Planted;
 use shelf::{SimShelf, Store};
 

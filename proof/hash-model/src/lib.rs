@@ -16,6 +16,8 @@
 //! Its draft head, if it has one, is always right: it computes the answer after a token from what it is given as the
 //! hidden state before it. So a hidden state of another token or sequence makes it wrong.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -49,7 +51,7 @@ pub type Hook = Box<dyn FnMut(&Batch, Option<&mut Logits>) -> Result<(), Forward
 /// The content of a state slot that nothing has been computed into.
 const UNDEFINED: u64 = 0x00BA_DBAD_BADB_AD00;
 
-/// The model; see the module.
+/// The model; see the crate.
 pub struct HashModel {
     spec: ModelSpec,
     limits: Limits,
