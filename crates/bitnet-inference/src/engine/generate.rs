@@ -92,7 +92,7 @@ pub fn generate_drafting(
     request.validate(model.spec().vocab, context, engine.text.is_some())?;
     let seed = request.config.seed.unwrap_or_else(fresh_seed);
     let scheduler = Scheduler::new(for_one(model, context, engine)).with_windows(WindowCache::of(model));
-    let steps = StepLoop::new(scheduler, Stepper::new(Box::new(model))).drafting(drafter.map(|d| d as _));
+    let steps = StepLoop::new(scheduler, Stepper::borrowing(model)).drafting(drafter.map(|d| d as _));
     let mut steps = steps.with_logs().map_err(RequestError::Forward)?;
     let (wake, woken) = bounded(1);
     let wake = move || {

@@ -187,7 +187,7 @@ impl Bench<'_> {
         });
         let knowing = |acceptance| Box::new(Knowing { text, acceptance, vocab }) as Box<dyn Drafter + '_>;
         let drafter = drafts.map(knowing);
-        let stepper = Stepper::new(Box::new(&mut *self.model));
+        let stepper = Stepper::borrowing(self.model);
         let steps = StepLoop::new(scheduler.drafting_without_text(), stepper).drafting(drafter);
         let mut steps = steps.with_logs()?;
         let StepLoop { scheduler, stepper, .. } = &mut steps;

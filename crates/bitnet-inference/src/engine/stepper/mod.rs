@@ -9,6 +9,7 @@ mod propose;
 mod want;
 
 use std::fmt;
+use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -28,7 +29,8 @@ const MAX_LOSSES: u32 = 2;
 
 /// Executes plans: owns the model, the sampler, and the memory that all steps reuse.
 pub struct Stepper<'m> {
-    model: Box<dyn Model + 'm>,
+    /// Owned or borrowed.
+    model: Box<dyn DerefMut<Target = dyn Model + 'm> + Send + 'm>,
     drafter: Option<Box<dyn Drafter + 'm>>,
     batch: Batch,
     logits: Logits,
@@ -58,6 +60,15 @@ pub struct Stepper<'m> {
 impl<'m> Stepper<'m> {
     /// Allocates memory for the model's largest step.
     pub fn new(model: Box<dyn Model + 'm>) -> Self {
+        Stepper::over(model)
+    }
+
+    /// As [`Stepper::new`], with a borrowed model.
+    pub fn borrowing(model: &'m mut (dyn Model + 'm)) -> Self {
+        Stepper::over(model)
+    }
+
+    fn over(model: impl DerefMut<Target = dyn Model + 'm> + Send + 'm) -> Self {
         let limits = model.limits();
         let vocab = model.spec().vocab;
         let most_blocks = limits.max_logit_rows * model.spec().context.div_ceil(Batch::BLOCK_TOKENS);
@@ -78,13 +89,13 @@ impl<'m> Stepper<'m> {
             wanted_logits: Vec::new(),
             pooled: Vec::new(),
             scored: Vec::new(),
-            model,
+            model: Box::new(model),
         }
     }
 
     /// The model.
     pub fn model(&self) -> &(dyn Model + 'm) {
-        self.model.as_ref()
+        &**self.model
     }
 
     /// Makes room for logs of up to `drafts` drafts, and returns how many fit ([`Model::reserve_log`]).

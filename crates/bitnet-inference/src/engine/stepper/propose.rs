@@ -33,7 +33,7 @@ impl<'m> Stepper<'m> {
             asked.finish();
             return scheduler.drop_drafter();
         };
-        let drafted = catch_unwind(AssertUnwindSafe(|| working.draft(&mut **model, &mut asked)));
+        let drafted = catch_unwind(AssertUnwindSafe(|| working.draft(&mut ***model, &mut asked)));
         asked.finish();
         if drafted.is_err() {
             // The sampler's scratch memory may be inconsistent.
@@ -60,7 +60,7 @@ impl<'m> Stepper<'m> {
         call: impl FnOnce(&mut dyn Drafter, &mut dyn Model) -> Result<(), ForwardError>,
     ) {
         let Stepper { model, drafter: Some(drafter), faults, .. } = self else { return };
-        let called = catch_unwind(AssertUnwindSafe(|| call(&mut **drafter, &mut **model)));
+        let called = catch_unwind(AssertUnwindSafe(|| call(&mut **drafter, &mut ***model)));
         if !matches!(called, Ok(Ok(()))) {
             faults.drafter += 1;
             self.drop_failing();
