@@ -30,9 +30,6 @@ pub enum KernelError {
     /// The stored copy of an output head has a scale, norm or error that cannot bound a logit.
     #[error("the copy of the output head holds an invalid value ({value}): convert the model again")]
     Bound { value: f32 },
-    /// The device has no kernels for a part of the model.
-    #[error("this device cannot compute {what}: run the model on the CPU (--device cpu)")]
-    NotOnDevice { what: &'static str },
     /// Only projections may be int8.
     #[error("an embedding, output head or expert cannot be int8: give it as floats or trits")]
     NoInt8,

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bitnet_model::Limits;
+use bitnet_model::{Batch, Model};
 
 use super::metrics::Recorder;
 use crate::sample::TokenText;
-use crate::schedule::BatchSizing;
+use crate::schedule::{BatchSizing, SchedulerConfig};
 use crate::tier::{CacheFolder, FolderError};
 
 /// Configuration of an engine. No setting changes a token; only `eos` decides where a text ends. Take the other fields
@@ -27,8 +27,7 @@ pub struct EngineConfig {
     pub max_queued_requests: usize,
     /// Maximum number of waiting prompt tokens; further requests are refused.
     pub max_queued_tokens: usize,
-    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off. With recurrent layers on a GPU, each
-    /// sequence that drafts needs a second state slot during the step.
+    /// Maximum number of drafted tokens for a sequence in a step; 0 turns drafting off.
     pub max_draft: usize,
     /// Number of unread updates at which a request pauses.
     pub mailbox: usize,
@@ -108,21 +107,35 @@ pub enum StartError {
     Thread { message: String },
 }
 
-/// Number of sequences that can run side by side if `wanted` are requested.
-pub(super) fn places(wanted: usize, limits: Limits) -> usize {
-    match limits.state_slots {
-        0 => wanted,
-        slots => wanted.min(slots - slots / 8),
+impl EngineConfig {
+    /// The limits of a scheduler for this model in an engine of this configuration.
+    pub fn scheduler(&self, model: &dyn Model) -> SchedulerConfig {
+        let limits = model.limits();
+        let places = match limits.state_slots {
+            0 => self.max_batch_size,
+            slots => self.max_batch_size.min(slots - slots / 8),
+        };
+        SchedulerConfig {
+            max_running: places.min(limits.max_tokens).min(limits.max_logit_rows),
+            max_tokens: limits.max_tokens,
+            max_rows: limits.max_logit_rows,
+            kv_blocks: limits.kv_blocks,
+            state_slots: limits.state_slots,
+            context: model.spec().context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS)),
+            max_draft: self.max_draft.min(limits.max_logit_rows),
+            sizing: self.sizing,
+            slow_reader: self.slow_reader_timeout.as_micros().try_into().unwrap_or(u64::MAX),
+            eos: self.eos.clone().unwrap_or_else(|| model.spec().eos.clone()),
+            text: self.text.clone(),
+        }
     }
 }
 
 /// Checks that an engine can run with these limits.
 pub(super) fn check(
     config: &EngineConfig,
-    limits: Limits,
+    scheduler: &SchedulerConfig,
     vocab: usize,
-    context: usize,
-    eos: &[u32],
 ) -> Result<(), StartError> {
     for (field, value) in [
         ("max_batch_size", config.max_batch_size),
@@ -130,19 +143,19 @@ pub(super) fn check(
         ("max_queued_tokens", config.max_queued_tokens),
         ("mailbox", config.mailbox),
         ("the model's vocabulary", vocab),
-        ("the model's context", context),
-        ("the model's token limit", limits.max_tokens),
-        ("the model's limit of logit rows", limits.max_logit_rows),
-        ("the model's number of key-value blocks", limits.kv_blocks),
+        ("the model's context", scheduler.context),
+        ("the model's token limit", scheduler.max_tokens),
+        ("the model's limit of logit rows", scheduler.max_rows),
+        ("the model's number of key-value blocks", scheduler.kv_blocks),
     ] {
         if value == 0 {
             return Err(StartError::Zero { field });
         }
     }
-    if limits.kv_blocks > MAX_BLOCKS {
-        return Err(StartError::TooManyBlocks { blocks: limits.kv_blocks });
+    if scheduler.kv_blocks > MAX_BLOCKS {
+        return Err(StartError::TooManyBlocks { blocks: scheduler.kv_blocks });
     }
-    match eos.iter().find(|&&token| token as usize >= vocab) {
+    match scheduler.eos.iter().find(|&&token| token as usize >= vocab) {
         Some(&token) => Err(StartError::UnknownEos { token, vocab }),
         None => Ok(()),
     }

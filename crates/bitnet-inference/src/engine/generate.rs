@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bitnet_model::{Batch, Model};
+use bitnet_model::Model;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::config::{EngineConfig, StartError};
@@ -86,12 +86,17 @@ pub fn generate_drafting(
     engine: &EngineConfig,
     on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerationError> {
-    let context = model.spec().context.min(model.limits().kv_blocks * Batch::BLOCK_TOKENS);
+    let limits = SchedulerConfig {
+        max_running: 1,
+        sizing: BatchSizing::Fixed(1),
+        slow_reader: u64::MAX,
+        ..engine.scheduler(model)
+    };
     let config = GenerationConfig { n: 1, ..request.config };
     let request = Request { config, ..request };
-    request.validate(model.spec().vocab, context, engine.text.is_some())?;
+    request.validate(model.spec().vocab, limits.context, engine.text.is_some())?;
     let seed = request.config.seed.unwrap_or_else(fresh_seed);
-    let scheduler = Scheduler::new(for_one(model, context, engine)).with_windows(WindowCache::of(model));
+    let scheduler = Scheduler::new(limits).with_windows(WindowCache::of(model));
     let steps = StepLoop::new(scheduler, Stepper::borrowing(model)).drafting(drafter.map(|d| d as _));
     let mut steps = steps.with_logs().map_err(RequestError::Forward)?;
     let (wake, woken) = bounded(1);
@@ -183,23 +188,5 @@ impl<F: FnMut(u32) -> ControlFlow<()>> Reader for Text<F> {
                 Event::Ended(_, end) => self.end = Some(end),
             }
         }
-    }
-}
-
-/// The scheduler's configuration for a single sequence.
-fn for_one(model: &dyn Model, context: usize, engine: &EngineConfig) -> SchedulerConfig {
-    let limits = model.limits();
-    SchedulerConfig {
-        max_running: 1,
-        max_tokens: limits.max_tokens,
-        max_rows: limits.max_logit_rows,
-        kv_blocks: limits.kv_blocks,
-        state_slots: limits.state_slots,
-        context,
-        max_draft: engine.max_draft.min(limits.max_logit_rows),
-        sizing: BatchSizing::Fixed(1),
-        slow_reader: u64::MAX,
-        eos: engine.eos.clone().unwrap_or_else(|| model.spec().eos.clone()),
-        text: engine.text.clone(),
     }
 }

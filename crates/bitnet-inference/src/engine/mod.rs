@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bitnet_kernels::BackendInfo;
-use bitnet_model::{Batch, ForwardError, Model};
+use bitnet_model::{ForwardError, Model};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::{Mutex, RwLock};
 mod arrivals;
@@ -49,9 +49,9 @@ pub(crate) use stepper::panic_message;
 pub(crate) use submit::Submitter;
 
 use crate::request::{InvalidRequest, Request, SubmitError};
-use crate::schedule::{Scheduler, SchedulerConfig, WindowCache};
+use crate::schedule::{Scheduler, WindowCache};
 use crate::tier::Tier;
-use config::{check, places};
+use config::check;
 use metrics::{Metrics, Recorder};
 use shared::{Command, Shared};
 use submit::Bounds;
@@ -121,39 +121,22 @@ impl Engine {
         drafter: Option<Box<dyn Drafter>>,
         config: EngineConfig,
     ) -> Result<Engine, StartError> {
-        let limits = model.limits();
-        let vocab = model.spec().vocab;
-        let backend = model.backend();
-        let context = model.spec().context.min(limits.kv_blocks.saturating_mul(Batch::BLOCK_TOKENS));
-        let eos = config.eos.clone().unwrap_or_else(|| model.spec().eos.clone());
-        check(&config, limits, vocab, context, &eos)?;
-        let max_batch =
-            places(config.max_batch_size, limits).min(limits.max_tokens).min(limits.max_logit_rows);
+        let (vocab, backend) = (model.spec().vocab, model.backend());
+        let scheduler = config.scheduler(&*model);
+        check(&config, &scheduler, vocab)?;
+        let (max_batch, context) = (scheduler.max_running, scheduler.context);
         let shared = Arc::new(Shared {
             recorders: RwLock::new(config.recorder.iter().cloned().collect()),
             status: Mutex::new(EngineStatus {
-                kv_blocks: limits.kv_blocks,
+                kv_blocks: scheduler.kv_blocks,
                 window_blocks: model.window_blocks(),
-                state_slots: limits.state_slots,
+                state_slots: scheduler.state_slots,
                 device: model.device(),
                 ..EngineStatus::default()
             }),
             ..Shared::default()
         });
-        let scheduler = Scheduler::new(SchedulerConfig {
-            max_running: max_batch,
-            max_tokens: limits.max_tokens,
-            max_rows: limits.max_logit_rows,
-            kv_blocks: limits.kv_blocks,
-            state_slots: limits.state_slots,
-            context,
-            max_draft: config.max_draft.min(limits.max_logit_rows),
-            sizing: config.sizing,
-            slow_reader: config.slow_reader_timeout.as_micros().try_into().unwrap_or(u64::MAX),
-            eos,
-            text: config.text.clone(),
-        })
-        .with_windows(WindowCache::of(&*model));
+        let scheduler = Scheduler::new(scheduler).with_windows(WindowCache::of(&*model));
         // The limits of the queue bound this channel, because every request is first counted there.
         let (ingress, submissions) = unbounded();
         let (control, commands) = unbounded();

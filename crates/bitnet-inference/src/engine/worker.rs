@@ -65,9 +65,6 @@ impl Worker {
 
     /// Works until told to stop; returns true if every request was finished.
     pub fn run(mut self) -> bool {
-        // However this thread ends, it must refuse further requests.
-        let shared = Arc::clone(&self.readers.shared);
-        let _stopping = Stopping(&shared);
         self.calibrate();
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.turn())) {
@@ -235,12 +232,10 @@ impl Worker {
     }
 }
 
-/// Refuses further requests when the thread ends, however it ends.
-struct Stopping<'a>(&'a Shared);
-
-impl Drop for Stopping<'_> {
+impl Drop for Worker {
+    /// Refuses further requests, however the thread ends.
     fn drop(&mut self) {
-        self.0.waiting.close();
+        self.readers.shared.waiting.close();
     }
 }
 

@@ -17,7 +17,7 @@ pub struct SchedulerConfig {
     /// Number of blocks in the key-value cache.
     pub kv_blocks: usize,
     /// Number of slots of recurrent state, at least one for each place; 0 for a model without recurrent layers. Slots
-    /// beyond the places keep snapshots, and copies of states made before drafts.
+    /// beyond the places keep snapshots.
     pub state_slots: usize,
     /// Maximum number of tokens in a sequence.
     pub context: usize,

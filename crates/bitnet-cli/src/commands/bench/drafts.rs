@@ -5,11 +5,9 @@ use std::{sync::Arc, time::Instant};
 
 use bitnet::{
     inference::{
-        BatchSizing, Drafter, GenerationConfig, Request,
+        BatchSizing, Drafter, EngineConfig, GenerationConfig, Request,
         sampling::random_u64,
-        scheduling::{
-            Drafting, Event, Reader, Scheduler, SchedulerConfig, SchedulerCounts, StepLoop, Stepper,
-        },
+        scheduling::{Drafting, Event, Reader, Scheduler, SchedulerCounts, StepLoop, Stepper},
     },
     kernels::{SamplingParams, Wanted},
     model::{Batch, ForwardError, Logits, Model},
@@ -171,20 +169,14 @@ impl Bench<'_> {
         drafts: Option<f64>,
         text: &[u32],
     ) -> Result<(Vec<u32>, f64, SchedulerCounts, u64), CliError> {
-        let (limits, vocab) = (self.model.limits(), self.model.spec().vocab as u32);
-        let scheduler = Scheduler::new(SchedulerConfig {
-            max_running: 1,
-            max_tokens: limits.max_tokens,
-            max_rows: limits.max_logit_rows,
-            kv_blocks: limits.kv_blocks,
-            state_slots: limits.state_slots,
-            context: self.model.spec().context,
-            max_draft: drafts.map_or(0, |_| self.most.min(limits.max_logit_rows - 1)),
+        let (vocab, rows) = (self.model.spec().vocab as u32, self.model.limits().max_logit_rows);
+        let engine = EngineConfig {
+            max_batch_size: 1,
             sizing: BatchSizing::Fixed(1),
-            slow_reader: u64::MAX,
-            eos: Vec::new(),
-            text: None,
-        });
+            max_draft: drafts.map_or(0, |_| self.most.min(rows - 1)),
+            ..EngineConfig::default()
+        };
+        let scheduler = Scheduler::new(engine.scheduler(&*self.model));
         let knowing = |acceptance| Box::new(Knowing { text, acceptance, vocab }) as Box<dyn Drafter + '_>;
         let drafter = drafts.map(knowing);
         let stepper = Stepper::borrowing(self.model);
