@@ -36,7 +36,7 @@ pub use compat::generation;
 pub use engine::{
     Choice, Completion, DraftModelError, Drafter, DrainReport, Elapsed, Engine, EngineConfig, EngineStatus,
     Generated, GenerationError, HeadDrafter, ModelDrafter, Queue, RequestHandle, StartError, Update,
-    block_on, generate, generate_drafting, metrics,
+    block_on, block_until, generate, generate_drafting, metrics,
 };
 pub use request::{
     Constraint, ConstraintError, End, FinishReason, GenerationConfig, InvalidConfig, InvalidRequest, Output,

@@ -1,12 +1,10 @@
 use std::{
     future::Future,
     pin::pin,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
+use bitnet::inference::block_until;
 use pyo3::prelude::*;
 
 /// Time between two checks for Ctrl-C.
@@ -20,31 +18,12 @@ where
     F::Output: Send,
 {
     let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
-        let polled = py.detach(|| {
-            let mut cx = Context::from_waker(&waker);
-            let until = Instant::now() + SIGNAL_INTERVAL;
-            loop {
-                let polled = future.as_mut().poll(&mut cx);
-                let left = until.saturating_duration_since(Instant::now());
-                if polled.is_ready() || left.is_zero() {
-                    return polled;
-                }
-                thread::park_timeout(left);
-            }
-        });
-        match polled {
-            Poll::Ready(output) => return Ok(output),
-            Poll::Pending => py.check_signals()?,
+        let until = Instant::now() + SIGNAL_INTERVAL;
+        let ready = py.detach(|| block_until(Some(until), |cx| future.as_mut().poll(cx)));
+        match ready {
+            Some(output) => return Ok(output),
+            None => py.check_signals()?,
         }
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }

@@ -91,9 +91,9 @@ pub fn reading(tokens: usize, capacity: usize, polls: bool) {
     let mut next = 0;
     let read = || {
         if polls {
-            park::wait(Some(std::time::Instant::now()), |cx| mailbox.poll(cx.waker()))
+            park::block_until(Some(std::time::Instant::now()), |cx| mailbox.poll(cx.waker()))
         } else {
-            park::wait(None, |cx| mailbox.poll(cx.waker()))
+            park::block_until(None, |cx| mailbox.poll(cx.waker()))
         }
     };
     loop {
@@ -130,7 +130,7 @@ pub fn dying(tokens: usize) {
         })
     };
     let (mut seen, mut ends) = (0, 0);
-    while let Some((update, _)) = park::wait(None, |cx| mailbox.poll(cx.waker())).expect("it waits") {
+    while let Some((update, _)) = park::block_until(None, |cx| mailbox.poll(cx.waker())).expect("it waits") {
         match update {
             Update::Token { .. } => seen += 1,
             Update::Ended { .. } => ends += 1,

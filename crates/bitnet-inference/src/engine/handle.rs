@@ -72,13 +72,13 @@ impl RequestHandle {
 
     /// Waits for the next update; `None` when every choice has ended.
     pub fn recv(&mut self) -> Option<Update> {
-        park::wait(None, |cx| self.poll_recv(cx)).flatten()
+        park::block_until(None, |cx| self.poll_recv(cx)).flatten()
     }
 
     /// Waits for the next update, for at most `timeout`.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Update>, Elapsed> {
         let deadline = Instant::now().checked_add(timeout);
-        park::wait(deadline, |cx| self.poll_recv(cx)).ok_or(Elapsed)
+        park::block_until(deadline, |cx| self.poll_recv(cx)).ok_or(Elapsed)
     }
 
     /// Like [`RequestHandle::recv`], on any executor.

@@ -37,7 +37,7 @@ pub use drafter::{Asked, DraftModelError, Drafter, Drafting, HeadDrafter, ModelD
 pub use generate::{Generated, GenerationError, generate, generate_drafting};
 pub use handle::{Choice, Completion, Elapsed, RequestHandle};
 pub use mailbox::Update;
-pub use park::block_on;
+pub use park::{block_on, block_until};
 pub use queue::Queue;
 pub use status::EngineStatus;
 pub use step::{Reader, StepLoop};

@@ -10,11 +10,12 @@ use std::time::Instant;
 /// Runs a future on the calling thread, which sleeps while the future waits.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
-    wait(None, |cx| future.as_mut().poll(cx)).expect("without a deadline, only the result ends the wait")
+    block_until(None, |cx| future.as_mut().poll(cx))
+        .expect("without a deadline, only the result ends the wait")
 }
 
-/// Calls `poll` until it is ready, or returns `None` at the deadline.
-pub(crate) fn wait<T>(
+/// Calls `poll` on the calling thread, which sleeps in between, until it is ready; returns `None` at the deadline.
+pub fn block_until<T>(
     deadline: Option<Instant>,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Option<T> {

@@ -77,7 +77,7 @@ impl Waiting {
         deadline: Option<Instant>,
         enter: impl Fn(&mut Queue) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
-        park::wait(deadline, |cx| self.poll_enter(cx, &enter)).unwrap_or_else(|| self.try_enter(enter))
+        park::block_until(deadline, |cx| self.poll_enter(cx, &enter)).unwrap_or_else(|| self.try_enter(enter))
     }
 
     /// Like [`Waiting::enter`], for futures.
