@@ -117,7 +117,7 @@ impl Int8Matrix {
     }
 }
 
-opaque_debug!(Int8Matrix);
+bitnet_tensor::opaque_debug!(Int8Matrix);
 
 #[cfg(test)]
 mod tests {

@@ -26,17 +26,6 @@
 //! # }
 //! ```
 
-/// Implements `Debug` without contents, for memory of kernels and handles of drivers.
-macro_rules! opaque_debug {
-    ($($type:ident $(<$parameter:ident: $bound:path>)?),* $(,)?) => {$(
-        impl $(<$parameter: $bound>)? std::fmt::Debug for $type $(<$parameter>)? {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.debug_struct(stringify!($type)).finish_non_exhaustive()
-            }
-        }
-    )*};
-}
-
 /// Implements operations of [`Backend`] by the type's own methods of the same names.
 macro_rules! by_methods {
     ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {

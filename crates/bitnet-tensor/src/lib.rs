@@ -22,6 +22,22 @@
 
 #![forbid(unsafe_code)]
 
+/// Implements `Debug` with the named fields alone, for types whose other contents are too large to show or have no form
+/// to show.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! opaque_debug {
+    ($($type:ident $(<$parameter:ident: $bound:path>)? $({ $($field:ident),* })?),* $(,)?) => {$(
+        impl $(<$parameter: $bound>)? ::std::fmt::Debug for $type $(<$parameter>)? {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                let mut shown = f.debug_struct(stringify!($type));
+                $($(shown.field(stringify!($field), &self.$field);)*)?
+                shown.finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
 mod blocks;
 mod codes;
 mod dtype;

@@ -1,7 +1,5 @@
 //! Opens a model with settings: device, threads, memory, batch size, cache.
 
-use std::fmt;
-
 use bitnet_inference::EngineConfig;
 use bitnet_kernels::{Isa, KvType, gpu::Cuda};
 
@@ -170,11 +168,4 @@ impl Model {
     }
 }
 
-impl fmt::Debug for Builder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Builder { machine, batch_size, context, .. } = self;
-        let mut shown = f.debug_struct("Builder");
-        shown.field("machine", machine).field("batch_size", batch_size).field("context", context);
-        shown.finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Builder { machine, batch_size, context });

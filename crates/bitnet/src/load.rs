@@ -152,14 +152,7 @@ fn reasons(refused: &[Error], worth: impl Fn(&Error) -> bool) -> String {
     each.join("; ")
 }
 
-impl fmt::Debug for Loaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Loaded { weights, plan, gpu, refused, .. } = self;
-        let mut shown = f.debug_struct("Loaded");
-        shown.field("weights", weights).field("plan", plan).field("gpu", gpu).field("refused", refused);
-        shown.finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Loaded { weights, plan, gpu, refused });
 
 /// Where a model computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,7 +1,6 @@
 //! A submitted request in the hands of its caller, who reads its tokens as they come or waits for all.
 //! Dropping it cancels the request.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -135,14 +134,7 @@ impl Stream for RequestHandle {
     }
 }
 
-impl fmt::Debug for RequestHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestHandle")
-            .field("id", &self.id)
-            .field("seed", &self.seed)
-            .finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(RequestHandle { id, seed });
 
 impl Drop for RequestHandle {
     fn drop(&mut self) {

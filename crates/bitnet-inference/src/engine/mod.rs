@@ -1,7 +1,6 @@
 //! The engine: a thread that owns a model and computes many requests together, a step at a time.
 //! `step.rs` is the loop, `worker.rs` the thread; `submit.rs` and `handle.rs` are what callers hold.
 
-use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -314,8 +313,4 @@ impl Drop for Engine {
     }
 }
 
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("backend", &self.backend).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Engine { backend });

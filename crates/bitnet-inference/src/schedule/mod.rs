@@ -21,7 +21,6 @@
 //! If sliding layers have blocks of their own (`windows.rs`), a sequence needs blocks of both pools, and gives both back.
 
 use std::collections::VecDeque;
-use std::fmt;
 mod address;
 mod admit;
 mod blocks;
@@ -393,11 +392,4 @@ fn seq_mut(slots: &mut [Option<Sequence>], slot: u32) -> &mut Sequence {
     slots[slot as usize].as_mut().expect("the slot is in use")
 }
 
-impl fmt::Debug for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Scheduler { config, waiting, running, .. } = self;
-        let mut shown = f.debug_struct("Scheduler");
-        shown.field("config", config).field("waiting", waiting).field("running", running);
-        shown.finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Scheduler { config, waiting, running });

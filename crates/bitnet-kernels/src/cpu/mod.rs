@@ -731,6 +731,6 @@ impl Inspect for Cpu {
     }
 }
 
-opaque_debug!(
+bitnet_tensor::opaque_debug!(
     Cpu, Delta, Experts, Gain, Kv, Linear, Panels, Int8Rows, Rope, Rotation, Rows, HeadCopy, State, Table,
 );

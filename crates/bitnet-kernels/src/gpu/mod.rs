@@ -309,4 +309,4 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-opaque_debug!(Gpu<D: Driver>);
+bitnet_tensor::opaque_debug!(Gpu<D: Driver>);

@@ -121,8 +121,4 @@ fn panicked(cure: &'static str) -> ModelError {
     ModelError::Template { problem: "its engine panicked".into(), cure }
 }
 
-impl std::fmt::Debug for Compiled {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Compiled").field("source", &self.source).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Compiled { source });

@@ -1,7 +1,7 @@
 //! An opened model from any kind of file: [`Checkpoint::open`] finds out what a path holds, reads the small files
 //! first, and checks that sizes, weights, vocabulary and template belong together.
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
 use bitnet_tensor::SharedBytes;
 use serde_json::Value;
@@ -302,10 +302,4 @@ fn chat(
     Ok(sources.compile(&token("bos_token", defaults.bos), &token("eos_token", eos)))
 }
 
-impl fmt::Debug for Checkpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Checkpoint { name, format, spec, .. } = self;
-        let mut shown = f.debug_struct("Checkpoint");
-        shown.field("name", name).field("format", format).field("spec", spec).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Checkpoint { name, format, spec });

@@ -1,7 +1,7 @@
 //! The forward pass of every family on every backend, on one screen: [`Transformer::forward`].
 //! The rest of the file loads the model, allocates its buffers and checks a step before it runs.
 
-use std::{collections::HashMap, fmt};
+use std::collections::HashMap;
 
 use bitnet_kernels::{
     Backend, BackendInfo, DeviceStatus, DraftLog, Grouping, HeadCounts, KernelError, Norm, RowsKind, Step,
@@ -616,9 +616,4 @@ fn check_shapes(spec: &ModelSpec, tensors: &dyn TensorSource) -> Result<(), Mode
     Ok(())
 }
 
-impl<B: Backend> fmt::Debug for Transformer<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Transformer { spec, limits, .. } = self;
-        f.debug_struct("Transformer").field("spec", spec).field("limits", limits).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Transformer<B: Backend> { spec, limits });

@@ -54,11 +54,7 @@ impl Constraint for SchemaConstraint {
     }
 }
 
-impl fmt::Debug for SchemaConstraint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SchemaConstraint").finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(SchemaConstraint);
 
 /// A text, with its tokens that have been read.
 struct Text {

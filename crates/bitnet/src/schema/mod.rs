@@ -10,10 +10,7 @@ mod thought;
 mod vocabulary;
 mod words;
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use bitnet_inference::ThoughtRule;
 use bitnet_model::Tokenizer;
@@ -216,14 +213,6 @@ impl Schema {
     }
 }
 
-impl fmt::Debug for Schemas {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Schemas").field("vocab", &self.vocab).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Schemas { vocab });
 
-impl fmt::Debug for Schema {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Schema").finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(Schema);

@@ -1,8 +1,6 @@
 //! Continues texts whole, as a stream, or a token at a time.
 //! Generators on one engine share its steps.
 
-use std::fmt;
-
 use parking_lot::Mutex;
 
 use super::super::batches;
@@ -114,8 +112,4 @@ impl Text {
     }
 }
 
-impl fmt::Debug for AutoregressiveGenerator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AutoregressiveGenerator").field("config", &self.config).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(AutoregressiveGenerator { config });

@@ -1,7 +1,6 @@
 //! Requests for single tokens, computed in batches by the engine that serves everything else.
 //! A batch starts when it is full, or when its first request has waited long enough.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -227,11 +226,7 @@ impl BatchQueue {
     }
 }
 
-impl fmt::Debug for BatchQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BatchQueue").field("waiting", &self.waiting()).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(BatchQueue);
 
 type Reply = Sender<Result<Option<u32>, GenerationError>>;
 

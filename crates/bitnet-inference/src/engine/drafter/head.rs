@@ -4,8 +4,6 @@
 //! The last pair of a block has the first token of the next one. Texts that share a block share this pair, even where
 //! they go on differently: one slightly worse key in the memory of a drafter.
 
-use std::fmt;
-
 use bitnet_model::{Batch, ForwardError, HiddenRows, Logits, Model};
 
 use super::{Drafter, Drafting};
@@ -122,8 +120,4 @@ impl Drafter for HeadDrafter {
     }
 }
 
-impl fmt::Debug for HeadDrafter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeadDrafter").field("held", &self.held).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(HeadDrafter { held });

@@ -1,8 +1,6 @@
 //! A smaller model with the same vocabulary as a drafter. Its keys and values are in blocks with the numbers of the
 //! model's, so that whatever shares, copies or frees a block does it for both.
 
-use std::fmt;
-
 use bitnet_model::{Batch, ForwardError, Limits, Logits, Model};
 
 use super::{Drafter, Drafting};
@@ -182,8 +180,4 @@ impl Drafter for ModelDrafter {
     }
 }
 
-impl fmt::Debug for ModelDrafter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ModelDrafter").field("limits", &self.model.limits()).finish_non_exhaustive()
-    }
-}
+bitnet_tensor::opaque_debug!(ModelDrafter);

@@ -662,7 +662,7 @@ impl Drop for Cuda {
     }
 }
 
-opaque_debug!(Cuda, Function, Graph);
+bitnet_tensor::opaque_debug!(Cuda, Function, Graph);
 
 #[cfg(test)]
 mod tests {
