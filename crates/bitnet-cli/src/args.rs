@@ -73,7 +73,7 @@ fn kv_type() -> impl TypedValueParser<Value = KvType> {
     PossibleValuesParser::new(KvType::ALL.map(KvType::name)).try_map(|name| name.parse::<KvType>())
 }
 
-/// The commands; the arguments of each hold its help text.
+/// The commands; the arguments of each hold its help text, unless they are few.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(RunArgs),
@@ -88,14 +88,37 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
-    Pull(PullArgs),
-    List(ListArgs),
-    Rm(RmArgs),
+    /// Download a model from Hugging Face into its cache, without running it.
+    Pull {
+        /// The model: org/name, with `@revision` or `:file` if wanted
+        model: String,
+    },
+    /// List the models in the Hugging Face cache.
+    List {
+        /// Print one JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a model, with all its revisions and files, from the Hugging Face cache.
+    Rm {
+        /// The model: org/name
+        model: String,
+    },
     #[command(subcommand)]
     Cache(CacheCommand),
-    Health(HealthArgs),
-    Completions(CompletionsArgs),
-    Man(ManArgs),
+    /// Ask a running server whether it accepts requests; the exit code is 0 if it does.
+    Health {
+        /// The server's address
+        #[arg(default_value = "http://127.0.0.1:8080")]
+        url: String,
+    },
+    /// Print a script that completes commands and flags in a shell.
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, in roff.
+    Man,
 }
 
 /// Complete a prompt and stream the text.
@@ -226,31 +249,23 @@ fn size(text: &str) -> Result<u64, String> {
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
     /// List what is kept, by model and salt.
-    List(CacheListArgs),
+    List {
+        /// The folder of the cache
+        #[arg(long, value_name = "DIR")]
+        cache_dir: PathBuf,
+        /// Print one JSON array
+        #[arg(long)]
+        json: bool,
+    },
     /// Remove what is kept: everything, or what requests with one salt have left.
-    Clear(CacheClearArgs),
-}
-
-/// The folder to list.
-#[derive(Debug, Args)]
-pub struct CacheListArgs {
-    /// The folder of the cache
-    #[arg(long, value_name = "DIR")]
-    pub cache_dir: PathBuf,
-    /// Print one JSON array
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// The folder to clear.
-#[derive(Debug, Args)]
-pub struct CacheClearArgs {
-    /// The folder of the cache
-    #[arg(long, value_name = "DIR")]
-    pub cache_dir: PathBuf,
-    /// Remove only what requests with this `cache_salt` or `user` have left
-    #[arg(long, value_name = "TEXT")]
-    pub salt: Option<String>,
+    Clear {
+        /// The folder of the cache
+        #[arg(long, value_name = "DIR")]
+        cache_dir: PathBuf,
+        /// Remove only what requests with this `cache_salt` or `user` have left
+        #[arg(long, value_name = "TEXT")]
+        salt: Option<String>,
+    },
 }
 
 /// Talk to a model.
@@ -647,47 +662,6 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
 }
-
-/// Download a model from Hugging Face into its cache, without running it.
-#[derive(Debug, Args)]
-pub struct PullArgs {
-    /// The model: org/name, with `@revision` or `:file` if wanted
-    pub model: String,
-}
-
-/// List the models in the Hugging Face cache.
-#[derive(Debug, Args)]
-pub struct ListArgs {
-    /// Print one JSON array
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Remove a model, with all its revisions and files, from the Hugging Face cache.
-#[derive(Debug, Args)]
-pub struct RmArgs {
-    /// The model: org/name
-    pub model: String,
-}
-
-/// Ask a running server whether it accepts requests; the exit code is 0 if it does.
-#[derive(Debug, Args)]
-pub struct HealthArgs {
-    /// The server's address
-    #[arg(default_value = "http://127.0.0.1:8080")]
-    pub url: String,
-}
-
-/// Print a script that completes commands and flags in a shell.
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// The shell
-    pub shell: clap_complete::Shell,
-}
-
-/// Print the manual page, in roff.
-#[derive(Debug, Args)]
-pub struct ManArgs {}
 
 #[cfg(test)]
 mod tests {

@@ -70,13 +70,13 @@ fn dispatch(command: Command, common: &Common) -> Result<(), CliError> {
         Command::Perplexity(a) => commands::perplexity::run(common, &a),
         Command::Bench(a) => commands::bench::run(common, &a),
         Command::Doctor(a) => commands::doctor::run(common, &a),
-        Command::Pull(a) => commands::cache::pull(&a),
-        Command::List(a) => commands::cache::list(&a),
-        Command::Rm(a) => commands::cache::remove(&a),
+        Command::Pull { model } => commands::cache::pull(&model),
+        Command::List { json } => commands::cache::list(json),
+        Command::Rm { model } => commands::cache::remove(&model),
         Command::Cache(a) => commands::cache_folder::run(&a),
-        Command::Health(a) => commands::health::run(&a),
-        Command::Completions(a) => commands::shell::completions(&a),
-        Command::Man(_) => commands::shell::man(),
+        Command::Health { url } => commands::health::run(&url),
+        Command::Completions { shell } => commands::shell::completions(shell),
+        Command::Man => commands::shell::man(),
     }
 }
 

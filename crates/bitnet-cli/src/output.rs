@@ -37,6 +37,14 @@ pub fn json(value: &impl Serialize) -> Result<(), CliError> {
     line(text)
 }
 
+/// A number of bytes for people.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        1_000_000_000.. => format!("{:.1} GB", bytes as f64 / 1e9),
+        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    }
+}
+
 /// Prints something in addition to the result, such as a statistic or a warning, to stderr.
 pub fn note(text: impl Display) {
     if !is_quiet() {

@@ -1,6 +1,6 @@
 //! `bitnet cache`: what the folder of a cache holds, and removing it.
 
-use std::time::SystemTime;
+use std::{path::Path, time::SystemTime};
 
 use bitnet::{
     CacheDir,
@@ -9,15 +9,15 @@ use bitnet::{
 use serde_json::json;
 
 use crate::{
-    args::{CacheClearArgs, CacheCommand, CacheListArgs},
+    args::CacheCommand,
     error::CliError,
-    output,
+    output::{self, size},
 };
 
 pub fn run(command: &CacheCommand) -> Result<(), CliError> {
     match command {
-        CacheCommand::List(args) => list(args),
-        CacheCommand::Clear(args) => clear(args),
+        CacheCommand::List { cache_dir, json } => list(cache_dir, *json),
+        CacheCommand::Clear { cache_dir, salt } => clear(cache_dir, salt.as_deref()),
     }
 }
 
@@ -25,9 +25,9 @@ fn failed(error: FolderError) -> CliError {
     CliError::refused(&error.problem, error.path.display(), error.cure)
 }
 
-fn list(args: &CacheListArgs) -> Result<(), CliError> {
-    let all = CacheDir::list(&args.cache_dir).map_err(failed)?;
-    if args.json {
+fn list(folder: &Path, as_json: bool) -> Result<(), CliError> {
+    let all = CacheDir::list(folder).map_err(failed)?;
+    if as_json {
         let rows: Vec<_> = (all.iter())
             .map(|l| {
                 let idle = idle_seconds(l);
@@ -45,14 +45,14 @@ fn list(args: &CacheListArgs) -> Result<(), CliError> {
         ))?;
     }
     if all.is_empty() {
-        output::note(format_args!("nothing is kept in {}", args.cache_dir.display()));
+        output::note(format_args!("nothing is kept in {}", folder.display()));
     }
     Ok(())
 }
 
-fn clear(args: &CacheClearArgs) -> Result<(), CliError> {
-    let salt = args.salt.as_deref().map(cache_salt);
-    let cleared = CacheDir::clear(&args.cache_dir, salt).map_err(failed)?;
+fn clear(folder: &Path, salt: Option<&str>) -> Result<(), CliError> {
+    let salt = salt.map(cache_salt);
+    let cleared = CacheDir::clear(folder, salt).map_err(failed)?;
     output::note(format_args!("removed {} parts, {}", cleared.parts, size(cleared.bytes)));
     Ok(())
 }
@@ -64,11 +64,4 @@ fn salt(listed: &Listed) -> Option<String> {
 
 fn idle_seconds(listed: &Listed) -> u64 {
     SystemTime::now().duration_since(listed.used).unwrap_or_default().as_secs()
-}
-
-fn size(bytes: u64) -> String {
-    match bytes {
-        1_000_000_000.. => format!("{:.1} GB", bytes as f64 / 1e9),
-        _ => format!("{:.1} MB", bytes as f64 / 1e6),
-    }
 }

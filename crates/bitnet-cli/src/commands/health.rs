@@ -4,14 +4,14 @@ use std::{fmt::Display, time::Duration};
 
 use bitnet::hub;
 
-use crate::{args::HealthArgs, error::CliError, output};
+use crate::{error::CliError, output};
 
 /// A server answers a probe immediately, whatever it computes.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks a running server whether it accepts requests.
-pub fn run(args: &HealthArgs) -> Result<(), CliError> {
-    let base = args.url.trim_end_matches('/').trim_end_matches("/v1");
+pub fn run(url: &str) -> Result<(), CliError> {
+    let base = url.trim_end_matches('/').trim_end_matches("/v1");
     let agent = hub::agent(base).map_err(bitnet::Error::from)?;
     let ask = agent.get(format!("{base}/ready")).config().timeout_global(Some(TIMEOUT)).build();
     let nobody =

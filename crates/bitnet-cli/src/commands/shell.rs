@@ -3,15 +3,13 @@
 use std::io::{self, Write};
 
 use clap::CommandFactory;
+use clap_complete::Shell;
 
-use crate::{
-    args::{Cli, CompletionsArgs},
-    error::CliError,
-};
+use crate::{args::Cli, error::CliError};
 
-pub fn completions(args: &CompletionsArgs) -> Result<(), CliError> {
+pub fn completions(shell: Shell) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "bitnet", &mut script);
+    clap_complete::generate(shell, &mut Cli::command(), "bitnet", &mut script);
     io::stdout().lock().write_all(&script).map_err(CliError::Stdout)
 }
 
