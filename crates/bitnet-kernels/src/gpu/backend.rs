@@ -54,6 +54,10 @@ impl<D: Driver> Backend for Gpu<D> {
         fn mix_experts(n: usize, norm: &Norm<Gain>, w: &Experts, x: &mut Rows);
         fn norm_add(n: usize, x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
         fn norm_rows(rows: &[usize], x: &Rows, norm: &Norm<Gain>, out: &mut Rows);
+        fn logits(
+            x: &Rows, table: &Table, wanted: &[Wanted], edits: Edits<'_>, logits: &mut [f32],
+            drawn: &mut [Option<Drawn>]
+        );
         fn prepare(size: &StepSize);
         fn finish();
         fn copy_block(kv: &mut Kv, from: u32, to: u32);
@@ -69,18 +73,6 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn state_bytes(state: &State) -> usize {
         state.slot_bytes()
-    }
-
-    fn logits(
-        &mut self,
-        x: &Rows,
-        table: &Table,
-        wanted: &[Wanted],
-        edits: Edits<'_>,
-        logits: &mut [f32],
-        drawn: &mut [Option<Drawn>],
-    ) -> Result<(), KernelError> {
-        Ok(Gpu::logits(self, x, table, wanted, edits, logits, drawn)?)
     }
 
     fn info(&self) -> BackendInfo {

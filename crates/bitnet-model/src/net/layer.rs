@@ -168,6 +168,17 @@ fn load_experts<B: Backend>(
     Ok(backend.experts(shape, ExpertWeights { router: &router, gate, up, down })?)
 }
 
+impl<B: Backend> Mixer<B> {
+    /// Bytes that it keeps in a place, if sliding layers have blocks of their `own` or not.
+    pub(crate) fn kept_bytes(&self, place: CachePlace, own: bool) -> usize {
+        match (self, place) {
+            (Mixer::Attention(attention), _) if attention.is_in(place, own) => B::block_bytes(&attention.kv),
+            (Mixer::Delta(delta), CachePlace::State(_)) => B::state_bytes(&delta.state),
+            _ => 0,
+        }
+    }
+}
+
 impl<B: Backend> Attention<B> {
     fn load(backend: &mut B, from: &Origin<'_>) -> Result<Self, ModelError> {
         let (spec, head_dim) = (from.spec, from.spec.head_dim);

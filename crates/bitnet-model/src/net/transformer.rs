@@ -440,35 +440,23 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn cache_bytes(&self) -> Option<CacheBytes> {
         let own = self.window_blocks > 0;
-        let mut bytes = CacheBytes { block: 0, window: 0, state: 0 };
-        for layer in &self.layers {
-            match &layer.mixer {
-                Mixer::Attention(a) if a.is_in(CachePlace::Window(0), own) => {
-                    bytes.window += B::block_bytes(&a.kv);
-                }
-                Mixer::Attention(a) => bytes.block += B::block_bytes(&a.kv),
-                Mixer::Delta(delta) => bytes.state += B::state_bytes(&delta.state),
-            }
-        }
-        Some(bytes)
+        let bytes = |place| self.layers.iter().map(|layer| layer.mixer.kept_bytes(place, own)).sum();
+        let (block, window) = (bytes(CachePlace::Block(0)), bytes(CachePlace::Window(0)));
+        Some(CacheBytes { block, window, state: bytes(CachePlace::State(0)) })
     }
 
     fn read_cache(&mut self, place: CachePlace, mut to: &mut [u8]) -> Result<(), ForwardError> {
         self.check_cache(place, to.len())?;
         let own = self.window_blocks > 0;
-        for layer in &mut self.layers {
-            match (&mut layer.mixer, place) {
-                (Mixer::Attention(attention), CachePlace::Block(block) | CachePlace::Window(block))
-                    if attention.is_in(place, own) =>
-                {
-                    let (part, rest) = to.split_at_mut(B::block_bytes(&attention.kv));
-                    self.backend.read_block(&mut attention.kv, block, part)?;
-                    to = rest;
+        for Layer { mixer, .. } in &mut self.layers {
+            let part = to.split_off_mut(..mixer.kept_bytes(place, own)).expect("the bytes are counted");
+            match (mixer, place) {
+                _ if part.is_empty() => {}
+                (Mixer::Attention(attention), CachePlace::Block(at) | CachePlace::Window(at)) => {
+                    self.backend.read_block(&mut attention.kv, at, part)?;
                 }
-                (Mixer::Delta(delta), CachePlace::State(slot)) => {
-                    let (part, rest) = to.split_at_mut(B::state_bytes(&delta.state));
-                    self.backend.read_state(&mut delta.state, slot, part)?;
-                    to = rest;
+                (Mixer::Delta(delta), CachePlace::State(at)) => {
+                    self.backend.read_state(&mut delta.state, at, part)?;
                 }
                 _ => {}
             }
@@ -482,19 +470,15 @@ impl<B: Backend> Model for Transformer<B> {
         if let CachePlace::State(slot) = place {
             self.slots.logged[slot as usize] = 0;
         }
-        for layer in &mut self.layers {
-            match (&mut layer.mixer, place) {
-                (Mixer::Attention(attention), CachePlace::Block(block) | CachePlace::Window(block))
-                    if attention.is_in(place, own) =>
-                {
-                    let (part, rest) = from.split_at(B::block_bytes(&attention.kv));
-                    self.backend.write_block(&mut attention.kv, block, part)?;
-                    from = rest;
+        for Layer { mixer, .. } in &mut self.layers {
+            let part = from.split_off(..mixer.kept_bytes(place, own)).expect("the bytes are counted");
+            match (mixer, place) {
+                _ if part.is_empty() => {}
+                (Mixer::Attention(attention), CachePlace::Block(at) | CachePlace::Window(at)) => {
+                    self.backend.write_block(&mut attention.kv, at, part)?;
                 }
-                (Mixer::Delta(delta), CachePlace::State(slot)) => {
-                    let (part, rest) = from.split_at(B::state_bytes(&delta.state));
-                    self.backend.write_state(&mut delta.state, slot, part)?;
-                    from = rest;
+                (Mixer::Delta(delta), CachePlace::State(at)) => {
+                    self.backend.write_state(&mut delta.state, at, part)?;
                 }
                 _ => {}
             }
