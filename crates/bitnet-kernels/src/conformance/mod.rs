@@ -826,7 +826,6 @@ fn ternary_head<B: Inspect>(
     Ok(results)
 }
 
-/// Returns the 1, 2, 5 or all highest logits of each row, highest first and equal ones by id.
 /// A table that has a copy for bounds and rows of every kind, each of them twice; and rows to multiply it with.
 fn doubled<B: Inspect>(
     b: &mut B,
@@ -855,6 +854,7 @@ fn doubled<B: Inspect>(
     Ok((table, x))
 }
 
+/// Returns the 1, 2, 5 or all highest logits of each row, highest first and equal ones by id.
 fn top<B: Inspect>(
     b: &mut B,
     v: &mut Values,

@@ -213,6 +213,4 @@ impl Schema {
     }
 }
 
-bitnet_tensor::opaque_debug!(Schemas { vocab });
-
-bitnet_tensor::opaque_debug!(Schema);
+bitnet_tensor::opaque_debug!(Schemas { vocab }, Schema);
