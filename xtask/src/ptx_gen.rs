@@ -167,6 +167,8 @@ fn kernels() -> Vec<Kernel> {
         });
     }
     for (name, template, registers) in [
+        ("sm80_embed_bf16", "embed_bf16.ptx", 32),
+        ("sm80_embed_w2", "embed_w2.ptx", 40),
         ("sm80_norm_quantize_s8", "norm_quantize.ptx", 80),
         ("sm80_argmax_f32", "argmax.ptx", 48),
         ("sm80_hadamard_f32", "hadamard.ptx", 40),

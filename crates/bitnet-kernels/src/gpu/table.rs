@@ -128,8 +128,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    EMBED = "sm80_embed_bf16": ["LDG.E.128", "STG.E.128"];
-    EMBED_TERNARY = "sm80_embed_w2": ["LDG.E", "STG.E.128"];
+    EMBED = generated "sm80_embed_bf16": ["LDG.E.128", "STG.E.128"];
+    EMBED_TERNARY = generated "sm80_embed_w2": ["LDG.E", "STG.E.128"];
     BITLINEAR_T1 = generated "sm80_bitlinear_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8"];
     NORMED_T1 = generated "sm80_normed_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8", "DFMA", "REDUX.MAX", "REDUX.SUM"];
     NORMED_ROWS_T1 = generated "sm80_normed_rows_t1_w2a8": ["LDG.E.NA.128", "IMMA.16832.U8.S8", "DFMA", "REDUX.MAX", "REDUX.SUM"];
