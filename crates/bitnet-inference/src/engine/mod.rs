@@ -86,9 +86,8 @@ fn spawn<T: Send + 'static>(
 fn watch(shared: &Shared, limit: Duration, engine: &Receiver<()>) {
     let pause = (limit / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
     while engine.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        if let Some((age, plans)) = shared.watchdog.report(limit) {
-            shared.stalled(age, &plans);
-        }
+        let report = shared.watchdog.lock().report(limit);
+        report.into_iter().for_each(|(age, plans)| shared.stalled(age, &plans));
     }
 }
 
@@ -237,12 +236,12 @@ impl Engine {
     /// The state after the last step.
     pub fn status(&self) -> EngineStatus {
         let status = *self.submitter.shared.status.lock();
-        EngineStatus { step_age: self.submitter.shared.watchdog.age(), ..status }
+        EngineStatus { step_age: self.submitter.shared.watchdog.lock().age(), ..status }
     }
 
     /// Age of the running step, if it exceeds [`EngineConfig::step_limit`].
     pub fn stalled(&self) -> Option<Duration> {
-        self.submitter.shared.watchdog.age().filter(|&age| age > self.step_limit)
+        self.submitter.shared.watchdog.lock().age().filter(|&age| age > self.step_limit)
     }
 
     /// The queue now, including requests on their way to the engine's thread.

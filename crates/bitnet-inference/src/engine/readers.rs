@@ -267,11 +267,11 @@ impl Readers {
 
 impl Reader for Readers {
     fn begin(&mut self, step: u64, plan: &Plan) {
-        self.shared.watchdog.begin(step, plan);
+        self.shared.watchdog.lock().begin(step, plan);
     }
 
     fn committed(&mut self, steps: &StepLoop<'_>) {
-        self.shared.watchdog.end();
+        self.shared.watchdog.lock().end();
         // Refuse further requests before any reader learns that the device failed.
         steps.stepper.lost().into_iter().for_each(|lost| self.shared.lose(lost));
         // A reader who sees the end of a request finds that its last step has been counted.

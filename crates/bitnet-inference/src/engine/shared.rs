@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     pub metrics: Metrics,
     pub recorders: RwLock<Vec<Arc<dyn Recorder>>>,
     pub status: Mutex<EngineStatus>,
-    pub watchdog: Watchdog,
+    pub watchdog: Mutex<Watchdog>,
     /// The error of the device, if it failed.
     pub lost: Mutex<Option<ForwardError>>,
 }

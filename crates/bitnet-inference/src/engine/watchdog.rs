@@ -6,8 +6,6 @@ use std::fmt::{self, Write};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::schedule::{Plan, PlannedRun, SeqId, StepLoad};
 
 /// Number of plans to keep.
@@ -15,10 +13,7 @@ const KEPT: usize = 8;
 
 /// The engine's running step and the plans of the last steps.
 #[derive(Default)]
-pub(crate) struct Watchdog(Mutex<State>);
-
-#[derive(Default)]
-struct State {
+pub(crate) struct Watchdog {
     begun: Option<Instant>,
     /// Whether the running step has been reported.
     reported: bool,
@@ -39,41 +34,38 @@ struct Record {
 
 impl Watchdog {
     /// Records the start of a step.
-    pub fn begin(&self, step: u64, plan: &Plan) {
-        let mut state = self.0.lock();
+    pub fn begin(&mut self, step: u64, plan: &Plan) {
         // Reuse the oldest record's memory.
-        let old = if state.plans.len() == KEPT { state.plans.pop_front() } else { None };
+        let old = if self.plans.len() == KEPT { self.plans.pop_front() } else { None };
         let mut runs = old.map(|old| old.runs).unwrap_or_default();
         runs.clear();
         let positions = |run: &PlannedRun| run.start as u32..(run.start + run.len) as u32;
         runs.extend(plan.runs.iter().map(|run| (run.id, positions(run))));
         let (copies, state_copies) = (plan.copies.len(), plan.states.len());
         let record = Record { step, load: plan.load, copies, state_copies, runs, micros: None };
-        state.plans.push_back(record);
-        (state.begun, state.reported) = (Some(Instant::now()), false);
+        self.plans.push_back(record);
+        (self.begun, self.reported) = (Some(Instant::now()), false);
     }
 
     /// Records the end of the step, however it ended.
-    pub fn end(&self) {
-        let mut state = self.0.lock();
-        let micros = state.begun.take().map(|begun| begun.elapsed().as_micros());
-        state.plans.back_mut().into_iter().for_each(|plan| plan.micros = micros);
+    pub fn end(&mut self) {
+        let micros = self.begun.take().map(|begun| begun.elapsed().as_micros());
+        self.plans.back_mut().into_iter().for_each(|plan| plan.micros = micros);
     }
 
     /// Age of the running step; `None` between steps.
     pub fn age(&self) -> Option<Duration> {
-        self.0.lock().begun.map(|begun| begun.elapsed())
+        self.begun.map(|begun| begun.elapsed())
     }
 
     /// The age of the running step and the last plans, once for each step that runs longer than `limit`.
-    pub fn report(&self, limit: Duration) -> Option<(Duration, String)> {
-        let mut state = self.0.lock();
-        let age = state.begun?.elapsed();
-        if age <= limit || std::mem::replace(&mut state.reported, true) {
+    pub fn report(&mut self, limit: Duration) -> Option<(Duration, String)> {
+        let age = self.begun?.elapsed();
+        if age <= limit || std::mem::replace(&mut self.reported, true) {
             return None;
         }
         let mut plans = String::new();
-        for plan in &state.plans {
+        for plan in &self.plans {
             let _ = write!(plans, "{}{plan}", if plans.is_empty() { "" } else { "; " });
         }
         Some((age, plans))

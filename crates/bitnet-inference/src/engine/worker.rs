@@ -82,7 +82,7 @@ impl Worker {
             let rows = self.max_batch.max(1 + scheduler.config().max_draft);
             self.readers.begin(0, &Plan::default());
             stepper.calibrate(rows, |load, micros| scheduler.learn(load, micros));
-            self.readers.shared.watchdog.end();
+            self.readers.shared.watchdog.lock().end();
             self.readers.skip_times(stepper);
         }
     }
@@ -129,7 +129,7 @@ impl Worker {
     /// Recovers from a panic outside the work of a single request. The bookkeeping is no longer trusted: requests in
     /// the scheduler fail, and the others are served by a new scheduler on an empty cache.
     fn restart(&mut self, message: String) {
-        self.readers.shared.watchdog.end();
+        self.readers.shared.watchdog.lock().end();
         self.readers.shared.add(Counter::Restarts, 1);
         self.readers.fail(&RequestError::Panic { message });
         self.steps.restart();
