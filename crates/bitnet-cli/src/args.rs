@@ -626,10 +626,14 @@ pub struct BenchArgs {
     pub tune: Option<PathBuf>,
     /// Measure instead how long a prompt of N tokens takes to its first token when it is computed, and when it is read
     /// after a restart from a folder for the cache
-    #[arg(long, value_name = "N", conflicts_with = "url", value_parser = clap::value_parser!(u32).range(65..).map(|n| n as usize))]
+    #[arg(long, value_name = "N", conflicts_with = "url", group = "kept", value_parser = clap::value_parser!(u32).range(65..).map(|n| n as usize))]
     pub restart: Option<usize>,
+    /// Measure instead what a folder for the cache costs: 8 sequences decode while a prompt of N tokens that is in no cache
+    /// is computed and then written, each with and without a folder, --runs times
+    #[arg(long, value_name = "N", conflicts_with = "url", group = "kept", value_parser = clap::value_parser!(u32).range(65..).map(|n| n as usize))]
+    pub keep: Option<usize>,
     /// Where to make that folder, which is removed again [default: where the system has temporary files]
-    #[arg(long, value_name = "DIR", requires = "restart")]
+    #[arg(long, value_name = "DIR", requires = "kept")]
     pub restart_in: Option<PathBuf>,
     /// Also write the JSON object to a file; it is updated after every row, so that an interrupted run keeps its
     /// results

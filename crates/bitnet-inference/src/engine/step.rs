@@ -14,6 +14,8 @@ use crate::tier::{Disk, HostMemory, Shelf, Tier};
 
 /// How long keeping the cache may take at the end.
 const KEEPING: Duration = Duration::from_secs(10);
+/// Bytes of the cache that are used once before parts are read into them, if a folder holds as many.
+const PREPARED: u64 = 2 << 30;
 
 /// A scheduler and the model that computes its plans. A steady step allocates no memory.
 #[derive(Debug)]
@@ -109,7 +111,9 @@ impl<'m> StepLoop<'m> {
         if *host_cache > 0 {
             shelf = Some(Box::new(HostMemory::new(*host_cache, shelf, wake)));
         }
-        self.tier = shelf.map(|shelf| Tier::new(shelf, bytes));
+        // A GPU has its memory before it is used.
+        let prepared = if model.device().is_none() { PREPARED } else { 0 };
+        self.tier = shelf.map(|shelf| Tier::new(shelf, bytes).preparing(prepared));
         // Without a folder, no other process reads what this one keeps.
         self.scheduler.keep_outside(folder.as_ref().map_or([0; 32], |folder| folder.identity));
         Ok(())

@@ -187,6 +187,7 @@ impl Worker {
     /// Sleeps until something happens; then waits a little longer if more requests are likely.
     fn wait(&mut self) {
         if self.steps.tier.as_ref().is_some_and(Tier::is_busy) {
+            self.readers.changed = true;
             return;
         }
         let idle = self.steps.scheduler.is_empty();

@@ -253,6 +253,17 @@ impl Scheduler {
         }
     }
 
+    /// The first block from `first` on that is free and holds nothing.
+    pub fn empty_block(&self, first: u32) -> Option<u32> {
+        let empty = |&block: &u32| self.pool.refs(block) == 0 && self.pool.number(block).is_none();
+        (first..self.pool.total() as u32).find(empty)
+    }
+
+    /// The first slot from `first` on that no sequence owns and that holds no snapshot.
+    pub fn empty_slot(&self, first: u32) -> Option<u32> {
+        (first..self.states.total() as u32).find(|&slot| self.states.is_empty(slot))
+    }
+
     /// The copies of states that have been decided but not made. The caller makes them in order, before anything else
     /// reads or writes a slot, and reports those that fail.
     pub fn take_state_copies(&mut self, to: &mut Vec<(u32, u32)>) {

@@ -68,6 +68,12 @@ impl StatePool {
         self.index.len()
     }
 
+    /// Whether no sequence owns a slot and it holds no snapshot.
+    pub fn is_empty(&self, slot: u32) -> bool {
+        let slot = &self.slots[slot as usize];
+        !slot.owned && slot.saved.is_none()
+    }
+
     /// The slot with the snapshot after `chain`.
     pub fn find(&self, chain: Chain) -> Option<u32> {
         self.index.get(&chain).copied()

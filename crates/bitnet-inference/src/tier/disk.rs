@@ -1,9 +1,9 @@
-//! A [`Shelf`] in a folder, with a thread that writes and one that reads.
+//! A [`Shelf`] in a folder, with a thread that writes and one that reads; while a text is read, another helps it.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::thread::Builder;
+use std::thread::{Builder, scope};
 use std::time::{Duration, Instant, SystemTime};
 
 use bitnet_model::CacheBytes;
@@ -17,7 +17,7 @@ use crate::schedule::{Part, PartKind, Wish};
 /// Bytes of parts on their way to the disk; one part may exceed it.
 const ON_THE_WAY: usize = 256 << 20;
 /// Bytes of parts read ahead.
-const READ_AHEAD: usize = 128 << 20;
+const READ_AHEAD: usize = 64 << 20;
 /// How long nothing is written after a write has failed, because the disk may be full.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The folder is looked through again when this process has written this fraction of the limit.
@@ -165,6 +165,8 @@ struct Writer {
 impl Writer {
     fn run(mut self, writes: &Receiver<Write>) {
         self.make_room();
+        // What is here decides how much memory the engine prepares.
+        (self.shared.wake)();
         loop {
             let write = match self.resume {
                 Some(at) => writes.recv_deadline(at),
@@ -280,13 +282,26 @@ impl Reader {
         let now = SystemTime::now();
         let goes_on = || self.shared.stopped.load(Relaxed) <= number;
         let mut reached = wish.held.min(blocks);
-        for (index, part) in wish.parts.iter().enumerate().take(blocks).skip(reached) {
-            // Others must not wait for their answers until this load has ended.
-            self.looks.try_iter().try_for_each(|(number, wish)| self.look(number, &wish))?;
-            let Some(bytes) = goes_on().then(|| self.read(part, now)).flatten() else { break };
-            self.answer(given(number, PartKind::Block, index, bytes))?;
-            reached = index + 1;
-        }
+        let parts = wish.parts.get(reached..blocks).unwrap_or_default();
+        scope(|scope| {
+            // Every second part is read by another thread.
+            let (give, others) = bounded(0);
+            let mut seconds = parts.iter().skip(1).step_by(2);
+            let help = move || {
+                seconds.try_for_each(|part| give.send(goes_on().then(|| self.read(part, now)).flatten()).ok())
+            };
+            let helped = Builder::new().name("bitnet-fetch-2".into()).spawn_scoped(scope, help).is_ok();
+            for (at, part) in parts.iter().enumerate() {
+                // Others must not wait for their answers until this load has ended.
+                self.looks.try_iter().try_for_each(|(number, wish)| self.look(number, &wish))?;
+                let theirs = helped && at % 2 == 1;
+                let bytes = if theirs { others.recv().ok().flatten() } else { self.read(part, now) };
+                let Some(bytes) = bytes.filter(|_| goes_on()) else { break };
+                self.answer(given(number, PartKind::Block, reached, bytes))?;
+                reached += 1;
+            }
+            Some(())
+        })?;
         while wish.needs_state && reached > wish.usable && goes_on() {
             let index = reached - 1;
             if let Some(bytes) = self.read(&wish.parts[index].state(), now) {

@@ -102,15 +102,15 @@ impl Entry {
         if entry.header() == *header { Ok(entry) } else { Err(Damage::Checksum) }
     }
 
-    /// Checks the bytes after the header.
+    /// Checks the number of bytes after the header, and their XXH3-128.
     ///
     /// # Errors
     /// If they are not those for which the header was written.
-    pub fn check(&self, bytes: &[u8]) -> Result<(), Damage> {
-        if bytes.len() as u64 != self.length {
+    pub fn check(&self, length: usize, checksum: u128) -> Result<(), Damage> {
+        if length as u64 != self.length {
             return Err(Damage::Length);
         }
-        if xxh3_128(bytes) == self.checksum { Ok(()) } else { Err(Damage::Checksum) }
+        if checksum == self.checksum { Ok(()) } else { Err(Damage::Checksum) }
     }
 
     /// Checks a whole file and returns its header.
@@ -120,7 +120,7 @@ impl Entry {
     pub fn read(file: &[u8]) -> Result<Entry, Damage> {
         let (header, bytes) = file.split_at_checked(HEADER).ok_or(Damage::Length)?;
         let entry = Entry::parse(header)?;
-        entry.check(bytes)?;
+        entry.check(bytes.len(), xxh3_128(bytes))?;
         Ok(entry)
     }
 }

@@ -10,6 +10,7 @@ mod entry;
 mod folder;
 mod host;
 mod listing;
+mod prepare;
 mod shelf;
 
 pub use disk::Disk;
@@ -23,6 +24,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use bitnet_model::{Batch, CacheBytes, CachePlace};
+
+use prepare::Prepared;
 
 use crate::schedule::{Begun, Part, PartKind, Places, Scheduler, Wish};
 
@@ -66,6 +69,7 @@ pub struct Tier {
     stuck: bool,
     /// Whether the last call left something to do that needs no answer.
     more: bool,
+    prepared: Prepared,
     counts: TierCounts,
     copies: Vec<(u32, u32)>,
 }
@@ -104,6 +108,8 @@ pub struct TierCounts {
     pub given_up: u64,
     /// Parts that left memory while the shelf was busy, and are lost.
     pub dropped: u64,
+    /// Bytes of memory that were used once before a text was read into them.
+    pub prepared_bytes: u64,
     /// Time that copying parts out of the model's memory took, in microseconds.
     pub out_micros: u64,
     /// Time that copying them in took.
@@ -131,9 +137,17 @@ impl Tier {
             given: 0,
             stuck: false,
             more: false,
+            prepared: Prepared::up_to(0),
             counts: TierCounts::default(),
             copies: Vec::new(),
         }
+    }
+
+    /// The same tier, which uses up to this many bytes of the model's memory once while nothing runs, so that parts are
+    /// not read into memory that the system has yet to find.
+    #[must_use]
+    pub fn preparing(self, bytes: u64) -> Tier {
+        Tier { prepared: Prepared::up_to(bytes), ..self }
     }
 
     /// The counts so far.
@@ -167,6 +181,7 @@ impl Tier {
         self.give_up(now, scheduler);
         self.begin(now, scheduler);
         self.copy_out(scheduler, cache);
+        self.prepare(scheduler, cache);
     }
 
     /// Copies out what the planned step overwrites, as far as the shelf has room.

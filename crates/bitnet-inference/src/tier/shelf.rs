@@ -71,7 +71,9 @@ pub(super) struct Spare(Vec<Vec<u8>>);
 impl Spare {
     /// A buffer of this many bytes, whose content does not matter.
     pub fn take(&mut self, bytes: usize) -> Vec<u8> {
-        let at = self.0.iter().position(|buffer| buffer.capacity() >= bytes);
+        let fits = self.0.iter().map(Vec::capacity).enumerate().filter(|&(_, capacity)| capacity >= bytes);
+        // The smallest, because the others may be needed for larger parts.
+        let at = fits.min_by_key(|&(_, capacity)| capacity).map(|(at, _)| at);
         let mut buffer = at.map(|at| self.0.swap_remove(at)).unwrap_or_default();
         buffer.resize(bytes, 0);
         buffer

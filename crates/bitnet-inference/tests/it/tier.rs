@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bitnet_hash_model::{Counts, mix};
 use bitnet_inference::{
@@ -83,6 +83,29 @@ fn a_prompt_is_computed_once_although_the_engine_starts_again() {
         drop(second);
         let third = with(slots, folder.clone());
         assert_eq!(costs(&third, slots, &other, 0).1, 256, "the end of an engine keeps what is in memory");
+    }
+}
+
+#[test]
+fn an_idle_engine_prepares_as_much_memory_as_the_folder_holds_and_none_before_the_first_part() {
+    for slots in [0, 16] {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        let prepared = |engine: &Engine| engine.status().tier.unwrap().prepared_bytes;
+        let first = with(slots, folder.clone());
+        costs(&first, slots, &prompt(300, 0), 0);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(prepared(&first.0), 0);
+        assert!(first.0.shutdown(Duration::from_secs(60)).complete);
+        let held: u64 = files(&folder).iter().map(|file| fs::metadata(file).unwrap().len()).sum();
+        let second = with(slots, folder.clone());
+        let end = Instant::now() + Duration::from_secs(60);
+        while prepared(&second.0) < held {
+            assert!(Instant::now() < end, "{} of {held} bytes are prepared", prepared(&second.0));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(prepared(&second.0) < held + 4096, "at most a part more");
+        assert_eq!(costs(&second, slots, &prompt(300, 0), 0), (300 - 256 + 4, 256));
     }
 }
 

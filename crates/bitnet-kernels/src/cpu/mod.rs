@@ -331,6 +331,8 @@ impl<T> PerThread<T> {
 
 /// Maximum number of parts of a job per thread.
 const PARTS: usize = 64;
+/// Bytes of a block or state that a thread copies at a time.
+const COPY_PIECE: usize = 128 << 10;
 /// Minimum number of row values that justifies a separate part.
 const ROW_UNIT: usize = 1 << 14;
 /// Minimum bytes of weights that justify a separate part.
@@ -683,8 +685,15 @@ impl Backend for Cpu {
     fn write_block(&mut self, kv: &mut Kv, block: u32, from: &[u8]) -> Result<(), KernelError> {
         let [keys, values] = kv.block_mut(block as usize);
         let (first, second) = from.split_at(keys.len());
-        keys.copy_from_slice(first);
-        values.copy_from_slice(second);
+        let (from, to) = ([first, second], [keys, values].map(Shared::new));
+        let middle = first.len().div_ceil(COPY_PIECE);
+        self.pool.run(middle + second.len().div_ceil(COPY_PIECE), &|_, part| {
+            let (side, piece) = if part < middle { (0, part) } else { (1, part - middle) };
+            let start = piece * COPY_PIECE;
+            let from = &from[side][start..from[side].len().min(start + COPY_PIECE)];
+            // SAFETY: every piece of a side is written by one part.
+            unsafe { to[side].slice(start, from.len()) }.copy_from_slice(from);
+        });
         Ok(())
     }
 
@@ -704,9 +713,14 @@ impl Backend for Cpu {
     fn write_state(&mut self, state: &mut State, slot: u32, from: &[u8]) -> Result<(), KernelError> {
         let values = state.slot_mut(slot as usize);
         assert_eq!(from.len(), 4 * values.len(), "the bytes of a slot");
-        for (value, from) in values.iter_mut().zip(from.as_chunks().0) {
-            *value = f32::from_le_bytes(*from);
-        }
+        let values = Shared::new(values);
+        self.pool.run(from.len().div_ceil(COPY_PIECE), &|_, part| {
+            let start = part * COPY_PIECE;
+            let from = from[start..from.len().min(start + COPY_PIECE)].as_chunks().0;
+            // SAFETY: every piece is written by one part.
+            let values = unsafe { values.slice(start / 4, from.len()) };
+            values.iter_mut().zip(from).for_each(|(value, from)| *value = f32::from_le_bytes(*from));
+        });
         Ok(())
     }
 }

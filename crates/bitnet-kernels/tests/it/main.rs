@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, reason = "what was run and what was skipped belongs into the output")]
 
 mod conformance;
+mod copies;
 mod delta;
 mod gpu;
 mod near_ties;

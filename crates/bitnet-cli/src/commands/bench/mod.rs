@@ -2,7 +2,9 @@
 
 mod cpu_time;
 mod drafts;
+mod folder;
 mod json;
+mod keep;
 pub mod kernels;
 mod report;
 mod restart;
@@ -59,6 +61,9 @@ pub fn run(common: &Common, args: &BenchArgs) -> Result<(), CliError> {
     }
     if let Some(tokens) = args.restart {
         return restart::run(common, args, tokens);
+    }
+    if let Some(tokens) = args.keep {
+        return keep::run(common, args, tokens);
     }
     let (threads, last) = scaling::threads(common);
     let scaling = if threads.is_empty() {

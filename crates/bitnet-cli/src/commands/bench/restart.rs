@@ -4,24 +4,26 @@
 use std::{
     fs::File,
     io::Read,
-    path::Path,
+    path::{Path, PathBuf},
+    thread::sleep,
     time::{Duration, Instant},
 };
 
-use bitnet::{
-    Draft,
-    inference::{EngineConfig, GenerationConfig, Request, TierCounts, Update},
-};
+use bitnet::inference::{Engine, TierCounts, Update};
 use serde::Serialize;
 
+use super::folder;
 use crate::{
-    args::{BenchArgs, CacheFlags, Common, FolderFlags, Speculation},
+    args::{BenchArgs, Common},
     error::CliError,
-    load, model_arg, output,
+    output,
 };
 
 /// How long an engine may take to write its cache when it ends.
 const WRITING: Duration = Duration::from_secs(600);
+/// How often to look whether an engine still prepares memory, and how long at most.
+const LOOK: Duration = Duration::from_millis(500);
+const PREPARING: Duration = Duration::from_secs(60);
 
 /// What was measured. Times are from the submission of the prompt to its first token, in seconds.
 #[derive(Debug, Serialize)]
@@ -30,8 +32,16 @@ struct Restart {
     kv: String,
     prompt_tokens: usize,
     computed_seconds: f64,
-    read_seconds: f64,
-    /// `read_seconds / computed_seconds`
+    starts: Vec<Start>,
+}
+
+/// A start after which the prompt was read.
+#[derive(Debug, Serialize)]
+struct Start {
+    /// When the prompt came, and where the system had the files.
+    case: Case,
+    seconds: f64,
+    /// `seconds / computed_seconds`
     ratio: f64,
     tokens_read: u64,
     /// Bytes of the parts, and how fast the engine and a plain program read them, one after another. The engine's time
@@ -39,10 +49,23 @@ struct Restart {
     bytes: u64,
     read_gb_s: f64,
     plain_read_gb_s: f64,
+    /// How long copying the parts into the model's memory took, part of the time of reading.
+    copy_seconds: f64,
 }
 
-/// One start of an engine: the first token, its time, and what the tier counted.
-struct Start {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Case {
+    /// The prompt comes as soon as the engine runs.
+    AtOnce,
+    /// It comes when the engine has been idle for a while.
+    AfterAPause,
+    /// As before, and the system has forgotten the files, as after a reboot.
+    FromTheDisk,
+}
+
+/// The first token of a prompt, its time, and what the tier counted.
+struct First {
     token: Option<u32>,
     seconds: f64,
     tier: TierCounts,
@@ -51,65 +74,84 @@ struct Start {
 
 pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliError> {
     let model = args.model.as_deref().unwrap_or_default();
-    let place = args.restart_in.clone().unwrap_or_else(std::env::temp_dir);
-    let folder = tempfile::tempdir_in(&place).map_err(CliError::file("write", &place))?;
-    let cache_dir = Some(folder.path().join("cache"));
-    let cache = CacheFlags { folder: FolderFlags { cache_dir, cache_size: u64::MAX }, cache_host: None };
-    let computed = start(common, model, tokens, &cache)?;
-    let read = start(common, model, tokens, &cache)?;
-    if computed.token != read.token {
-        let what = "the prompt that was read continues otherwise than the one that was computed";
-        return Err(CliError::Wrong { what: what.into(), place: model.into() });
-    }
-    let (bytes, seconds) = read_plainly(folder.path())?;
-    let gb_s = |bytes: u64, seconds: f64| bytes as f64 / 1e9 / seconds.max(1e-9);
-    let shelf = read.tier.shelf;
-    let report = Restart {
+    let place = folder::make(args)?;
+    let first = |case| first(common, args, tokens, place.path(), case);
+    let computed = first(None)?;
+    let mut report = Restart {
         model: model.into(),
-        kv: read.kv,
+        kv: computed.kv,
         prompt_tokens: tokens,
         computed_seconds: computed.seconds,
-        read_seconds: read.seconds,
-        ratio: read.seconds / computed.seconds,
-        tokens_read: read.tier.hit_tokens,
-        bytes: shelf.read_bytes,
-        read_gb_s: gb_s(shelf.read_bytes, shelf.read_micros as f64 / 1e6),
-        plain_read_gb_s: gb_s(bytes, seconds),
+        starts: Vec::new(),
     };
-    if args.json {
-        return output::json(&report);
+    for case in [Case::AtOnce, Case::AfterAPause, Case::FromTheDisk] {
+        if case == Case::FromTheDisk && cfg!(not(target_os = "linux")) {
+            continue;
+        }
+        let read = first(Some(case))?;
+        if computed.token != read.token {
+            let what = "the prompt that was read continues otherwise than the one that was computed";
+            return Err(CliError::Wrong { what: what.into(), place: model.into() });
+        }
+        let plain_read_gb_s = read_plainly(place.path(), case)?;
+        let (shelf, seconds) = (read.tier.shelf, read.seconds);
+        report.starts.push(Start {
+            case,
+            seconds,
+            ratio: seconds / computed.seconds,
+            tokens_read: read.tier.hit_tokens,
+            bytes: shelf.read_bytes,
+            read_gb_s: gb_s(shelf.read_bytes, shelf.read_micros as f64 / 1e6),
+            plain_read_gb_s,
+            copy_seconds: read.tier.in_micros as f64 / 1e6,
+        });
     }
-    output::line(format_args!(
-        "restart, then the same {tokens} tokens: computed {:.2} s, read {:.3} s, 1/{:.0}; {} tokens and {:.2} GB read at \
-         {:.2} GB/s, plain reading {:.2} GB/s",
-        report.computed_seconds,
-        report.read_seconds,
-        1.0 / report.ratio,
-        report.tokens_read,
-        bytes as f64 / 1e9,
-        report.read_gb_s,
-        report.plain_read_gb_s,
-    ))
+    if args.json { output::json(&report) } else { print(&report) }
 }
 
-/// Starts an engine, lets it begin to answer a prompt, and ends it.
-fn start(common: &Common, model: &str, tokens: usize, cache: &CacheFlags) -> Result<Start, CliError> {
-    let opened = model_arg::open_files(model)?;
-    let config = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
-    let speculation = Speculation { draft: Draft::None, speculate: 0 };
-    let model = load::start(common, opened, &speculation, config, cache)?;
-    let engine = model.engine();
-    let vocab = engine.vocab() as u64;
-    if tokens >= engine.context() {
-        let what = format!("{tokens} tokens do not fit into {}", engine.context());
-        return Err(CliError::refused(what, "--restart", "give fewer, or more memory with --memory"));
+fn print(report: &Restart) -> Result<(), CliError> {
+    let Restart { prompt_tokens, computed_seconds, starts, .. } = report;
+    output::line(format_args!(
+        "{prompt_tokens} tokens computed in {computed_seconds:.2} s; after a restart:"
+    ))?;
+    for Start { case, seconds, ratio, tokens_read, bytes, read_gb_s, plain_read_gb_s, copy_seconds } in starts
+    {
+        let case = match case {
+            Case::AtOnce => "at once",
+            Case::AfterAPause => "after a pause",
+            Case::FromTheDisk => "after a pause, from the disk",
+        };
+        output::line(format_args!(
+            "  {case}: first token after {seconds:.3} s, 1/{:.0}; {tokens_read} tokens and {:.2} GB read at \
+             {read_gb_s:.2} GB/s, plain reading {plain_read_gb_s:.2} GB/s; copied into memory in {copy_seconds:.2} s",
+            1.0 / ratio,
+            *bytes as f64 / 1e9,
+        ))?;
     }
-    // Tokens without a pattern.
-    let prompt: Vec<u32> = (0..tokens as u64).map(|i| (i * 48_271 % 2_147_483_647 % vocab) as u32).collect();
-    let request = Request::new(
-        prompt,
-        GenerationConfig { max_new_tokens: 1, ignore_eos: true, ..GenerationConfig::default() },
-    );
+    Ok(())
+}
+
+fn gb_s(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / 1e9 / seconds.max(1e-9)
+}
+
+/// Starts an engine, lets it begin to answer the prompt, and ends it.
+fn first(
+    common: &Common,
+    args: &BenchArgs,
+    tokens: usize,
+    place: &Path,
+    case: Option<Case>,
+) -> Result<First, CliError> {
+    if case == Some(Case::FromTheDisk) {
+        forget(place)?;
+    }
+    let model = folder::start(common, args, 1, Some(place))?;
+    let engine = model.engine();
+    let request = folder::request(engine, 0, tokens, 1, "--restart")?;
+    if case.is_some_and(|case| case != Case::AtOnce) {
+        wait_until_prepared(engine);
+    }
     let begun = Instant::now();
     let mut handle = engine.submit(request).map_err(|e| CliError::refused(e, "bench", "report this"))?;
     let mut first = None;
@@ -122,11 +164,26 @@ fn start(common: &Common, model: &str, tokens: usize, cache: &CacheFlags) -> Res
     let kv = engine.backend().kv.to_owned();
     let tier = engine.status().tier.unwrap_or_default();
     engine.shutdown(WRITING);
-    Ok(Start { token: first.map(|f| f.0), seconds: first.map_or(end, |f| f.1), tier, kv })
+    Ok(First { token: first.map(|f| f.0), seconds: first.map_or(end, |f| f.1), tier, kv })
 }
 
-/// Reads all files in a folder, one after another; returns their bytes and the time that it took.
-fn read_plainly(folder: &Path) -> Result<(u64, f64), CliError> {
+/// Waits until an idle engine uses no more memory.
+fn wait_until_prepared(engine: &Engine) {
+    let bytes = || engine.status().tier.map_or(0, |tier| tier.prepared_bytes);
+    let begun = Instant::now();
+    let mut before = bytes();
+    while begun.elapsed() < PREPARING {
+        sleep(LOOK);
+        let now = bytes();
+        if now == before && begun.elapsed() >= 4 * LOOK {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// The files in a folder and those below it.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
     let (mut folders, mut files) = (vec![folder.to_owned()], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in folder.read_dir().map_err(CliError::file("read", &folder))?.flatten() {
@@ -134,8 +191,28 @@ fn read_plainly(folder: &Path) -> Result<(u64, f64), CliError> {
             list.push(entry.path());
         }
     }
-    let (mut buffer, mut bytes, begun) = (vec![0; 4 << 20], 0, Instant::now());
-    for file in files {
+    Ok(files)
+}
+
+/// Has the system write the files to the disk and forget what it holds of them.
+fn forget(folder: &Path) -> Result<(), CliError> {
+    for file in files(folder)? {
+        let open = File::open(&file).map_err(CliError::file("read", &file))?;
+        open.sync_all().map_err(CliError::file("write", &file))?;
+        #[cfg(target_os = "linux")]
+        rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed)
+            .map_err(|e| CliError::file("read", &file)(e.into()))?;
+    }
+    Ok(())
+}
+
+/// Reads all files in a folder, one after another; returns billions of bytes a second.
+fn read_plainly(folder: &Path, case: Case) -> Result<f64, CliError> {
+    if case == Case::FromTheDisk {
+        forget(folder)?;
+    }
+    let (mut buffer, mut bytes, begun) = (vec![1; 1 << 20], 0, Instant::now());
+    for file in files(folder)? {
         let mut open = File::open(&file).map_err(CliError::file("read", &file))?;
         loop {
             match open.read(&mut buffer).map_err(CliError::file("read", &file))? {
@@ -144,5 +221,5 @@ fn read_plainly(folder: &Path) -> Result<(u64, f64), CliError> {
             }
         }
     }
-    Ok((bytes, begun.elapsed().as_secs_f64()))
+    Ok(gb_s(bytes, begun.elapsed().as_secs_f64()))
 }

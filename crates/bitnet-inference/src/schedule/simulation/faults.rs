@@ -51,6 +51,7 @@ pub(super) enum Planted {
     UnwrittenPart,
     UnsettledState,
     LateCopyOut,
+    PreparedPart,
     LostAdoption,
     ForgottenFetch,
     NarrowWindow,
@@ -62,7 +63,7 @@ pub(super) enum Planted {
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 55] = [
+    pub(super) const ALL: [Planted; 56] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -110,6 +111,7 @@ impl Planted {
         Planted::UnwrittenPart,
         Planted::UnsettledState,
         Planted::LateCopyOut,
+        Planted::PreparedPart,
         Planted::LostAdoption,
         Planted::ForgottenFetch,
         Planted::NarrowWindow,

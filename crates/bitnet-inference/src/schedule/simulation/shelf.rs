@@ -36,7 +36,8 @@ impl SimShelf {
             store,
             rng: Rng(mix(seed, 7) >> 1),
             answers: VecDeque::new(),
-            counts: ShelfCounts::default(),
+            // Enough for all of the model's memory.
+            counts: ShelfCounts { bytes: u64::MAX, ..ShelfCounts::default() },
             planted,
             other: None,
         }
@@ -199,6 +200,12 @@ impl World {
         // With this fault, a sequence that waits for a silent shelf waits for ever.
         let now = if *planted == Some(Planted::SilentShelf) { 0 } else { *now };
         tier.poll(now, scheduler, &mut SimCache { stepper, planted: *planted });
+        if self.planted == Some(Planted::PreparedPart) {
+            let pool = self.scheduler.pool();
+            let block = (0..pool.total() as u32).find(|&block| pool.number(block).is_some());
+            let zeros = vec![0; self.stepper.model().cache_bytes().unwrap().block];
+            block.iter().for_each(|&block| drop(self.stepper.write(CachePlace::Block(block), &zeros)));
+        }
         if self.planted == Some(Planted::LostAdoption) {
             let parts = parts(&[0; 32], 0, &[1; BLOCK], PartKind::Block).collect();
             let id = SeqId { request: 0, choice: 0 };
