@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::schedule::{Address, Part, PartKind, Wish};
 
 /// Bytes of unused buffers that are kept for the next parts, so that their memory is not mapped again.
-const SPARE: usize = 128 << 20;
+const SPARE: usize = 256 << 20;
 
 /// The bytes of a part, which a shelf and the shelf below it can hold together.
 pub type PartBytes = Arc<Vec<u8>>;

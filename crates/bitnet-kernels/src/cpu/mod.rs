@@ -685,6 +685,7 @@ impl Backend for Cpu {
     fn write_block(&mut self, kv: &mut Kv, block: u32, from: &[u8]) -> Result<(), KernelError> {
         let [keys, values] = kv.block_mut(block as usize);
         let (first, second) = from.split_at(keys.len());
+        assert_eq!(second.len(), values.len(), "the bytes of a block");
         let (from, to) = ([first, second], [keys, values].map(Shared::new));
         let middle = first.len().div_ceil(COPY_PIECE);
         self.pool.run(middle + second.len().div_ceil(COPY_PIECE), &|_, part| {
