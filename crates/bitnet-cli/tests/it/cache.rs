@@ -106,33 +106,6 @@ fn a_run_reads_the_prompt_of_an_earlier_one() {
 }
 
 #[test]
-fn bench_measures_what_a_folder_saves_and_what_it_costs() {
-    let dir = tempfile::tempdir().unwrap();
-    let args = ["--device", "cpu", "--threads", "2", "--json", "--restart-in", dir.path().to_str().unwrap()];
-    let bench = |more: &[&str]| bitnet(&[&["bench", "synthetic:tiny"], more, &args].concat());
-    let report = bench(&["--restart", "130"]).json();
-    let starts = report["starts"].as_array().unwrap();
-    assert_eq!(starts.len(), if cfg!(target_os = "linux") { 3 } else { 2 }, "{report}");
-    for start in starts {
-        assert_eq!(start["tokens_read"], 128, "{report}");
-        assert!(
-            start["bytes"].as_u64() > Some(0) && start["plain_read_gb_s"].as_f64() > Some(0.0),
-            "{report}"
-        );
-    }
-    let report = bench(&["--keep", "130", "--runs", "2", "-n", "30"]).json();
-    let folders: Vec<_> =
-        report["runs"].as_array().unwrap().iter().map(|run| run["folder"].clone()).collect();
-    assert_eq!(folders, [false, true, true, false], "{report}");
-    assert!(
-        report["prompt_ratio"].as_f64() > Some(0.0) && report["decode_ratio"].as_f64() > Some(0.0),
-        "{report}"
-    );
-    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the folders are removed");
-    assert!(bench(&["--restart", "130", "--keep", "130"]).failure(2).contains("--keep"));
-}
-
-#[test]
 fn a_process_killed_at_any_moment_leaves_a_folder_that_works() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), requests(6)).unwrap();
