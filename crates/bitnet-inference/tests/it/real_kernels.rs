@@ -64,6 +64,10 @@ impl Model for Watched {
     fn copy_state(&mut self, from: u32, to: u32) -> Result<(), ForwardError> {
         self.0.lock().copy_state(from, to)
     }
+
+    fn reserve_log(&mut self, drafts: usize) -> Result<usize, ForwardError> {
+        self.0.lock().reserve_log(drafts)
+    }
 }
 
 fn engine(model: Watched, max_batch_size: usize, max_draft: usize) -> Engine {
