@@ -204,7 +204,9 @@ impl World {
             let pool = self.scheduler.pool();
             let block = (0..pool.total() as u32).find(|&block| pool.number(block).is_some());
             let zeros = vec![0; self.stepper.model().cache_bytes().unwrap().block];
-            block.iter().for_each(|&block| drop(self.stepper.write(CachePlace::Block(block), &zeros)));
+            if let Some(block) = block {
+                self.stepper.write(CachePlace::Block(block), &zeros);
+            }
         }
         if self.planted == Some(Planted::LostAdoption) {
             let parts = parts(&[0; 32], 0, &[1; BLOCK], PartKind::Block).collect();
