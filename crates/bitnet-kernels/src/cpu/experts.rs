@@ -255,23 +255,27 @@ impl Cpu {
         let (kernel, quantize) = (kernels.grouped, kernels.floats.gate_quantize);
         let gates = GateQuantize { x: both, stride, ffn: shape.ffn, gate: shape.gate, out: b.gated.out() };
         self.parallel((bytes / WEIGHT_UNIT).min(items), 0, &|part, parts, _| {
-            for item in share(items, parts, part) {
-                let (expert, group) = (active[item / groups] as usize, item % groups);
-                let some = group * GROUP_PANELS..panels.min((group + 1) * GROUP_PANELS);
+            for (met, some) in runs_of(share(items, parts, part), groups) {
+                let expert = active[met] as usize;
+                let columns = some.start * GROUP_PANELS..panels.min(some.end * GROUP_PANELS);
                 let (gate, up) = (&w.gate[expert], &w.up[expert]);
-                let later = item + 1;
-                let next = active.get(later / groups).map(|&expert| &w.gate[expert as usize]);
-                let next = next.map(|gate| gate.panel(later % groups * GROUP_PANELS));
+                // The next run begins where this one ends, or with the next expert.
+                let next = active.get(met + some.end / groups).map(|&expert| &w.gate[expert as usize]);
+                let next = next.map(|gate| gate.panel(some.end % groups * GROUP_PANELS));
                 let slots = routes.slots(expert);
-                for (matrix, column, next) in [(gate, 0, Some(up.panel(some.start))), (up, shape.ffn, next)] {
+                for (matrix, column, next) in
+                    [(gate, 0, Some(up.panel(columns.start))), (up, shape.ffn, next)]
+                {
                     let out = Output { values: both, stride, column, add: None };
                     let a = Grouped { next, ..b.sorted.product(matrix, slots.clone(), out) };
                     // SAFETY: `isa` proves the instruction set; every panel of an expert, and so its output columns in the
                     // expert's slots, belongs to one part; rows are padded with zeros to whole blocks.
-                    unsafe { kernel(&a, some.clone()) }
+                    unsafe { kernel(&a, columns.clone()) }
                 }
-                // SAFETY: as above; this part has computed these columns.
-                unsafe { quantize(&gates, slots, group) }
+                for group in some {
+                    // SAFETY: as above; this part has computed these columns.
+                    unsafe { quantize(&gates, slots.clone(), group) }
+                }
             }
         })?;
 
@@ -335,6 +339,16 @@ impl Cpu {
             }
         })
     }
+}
+
+/// Cuts a range of groups of experts that have `groups` groups each into the ranges within each expert.
+fn runs_of(items: Range<usize>, groups: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let experts = items.start / groups..items.end.div_ceil(groups);
+    experts.map(move |expert| {
+        let first = expert * groups;
+        let end = items.end.min(first + groups) - first;
+        (expert, items.start.saturating_sub(first)..end)
+    })
 }
 
 /// Parts of the last products per thread: a thread that loses its core delays the others by one of them.
@@ -404,5 +418,13 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|e| routes.slots(e)), [0..1, 1..3, 3..4, 4..6]);
         assert_eq!(routes.tokens, [1, 0, 2, 0, 1, 2]);
         assert!(routes.chosen.iter().map(|c| c.0).eq([1, 3, 0, 4, 2, 5]));
+    }
+
+    #[test]
+    fn groups_of_several_experts_are_cut_at_their_ends() {
+        let cut = |items| runs_of(items, 4).collect::<Vec<_>>();
+        assert_eq!(cut(2..9), [(0, 2..4), (1, 0..4), (2, 0..1)]);
+        assert_eq!(cut(5..7), [(1, 1..3)]);
+        assert_eq!(cut(4..4), []);
     }
 }
