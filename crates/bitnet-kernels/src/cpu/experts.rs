@@ -254,7 +254,9 @@ impl Cpu {
         let kernels = self.isa.kernels();
         let (kernel, quantize) = (kernels.grouped, kernels.floats.gate_quantize);
         let gates = GateQuantize { x: both, stride, ffn: shape.ffn, gate: shape.gate, out: b.gated.out() };
-        self.parallel((bytes / WEIGHT_UNIT).min(items), 0, &|part, parts, _| {
+        // Whole experts, or few parts of each, so that each reads long pieces of gate and up.
+        let units = (PARTS * self.pool.threads()).max(active.len()).min(items);
+        self.parallel((bytes / WEIGHT_UNIT).min(units), 0, &|part, parts, _| {
             for (met, some) in runs_of(share(items, parts, part), groups) {
                 let expert = active[met] as usize;
                 let columns = some.start * GROUP_PANELS..panels.min(some.end * GROUP_PANELS);
@@ -351,7 +353,7 @@ fn runs_of(items: Range<usize>, groups: usize) -> impl Iterator<Item = (usize, R
     })
 }
 
-/// Parts of the last products per thread: a thread that loses its core delays the others by one of them.
+/// Parts of the products per thread: a thread that loses its core delays the others by one of them.
 const PARTS: usize = 4;
 /// Panels whose rows, as columns of the output, share a scale.
 const GROUP_PANELS: usize = GROUP / PANEL_ROWS;
