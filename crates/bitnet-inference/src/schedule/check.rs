@@ -96,10 +96,10 @@ impl Scheduler {
                     s.computed
                 ));
             }
-            if let Some(state) = s.state {
-                if std::mem::replace(&mut states[state as usize], true) {
-                    return Err(format!("{:?} changes state {state}, which another run changes too", s.id));
-                }
+            if let Some(state) = s.state
+                && std::mem::replace(&mut states[state as usize], true)
+            {
+                return Err(format!("{:?} changes state {state}, which another run changes too", s.id));
             }
             if !states.is_empty() && s.state.is_none() || self.log(run).drafts > self.log_room {
                 return Err(format!("{:?}: {} drafts, state {:?}", s.id, run.drafts, s.state));
