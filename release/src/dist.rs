@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Maximum size of the stripped program in bytes.
-const LIMIT: u64 = 20_000_000;
+const LIMIT: u64 = 24_000_000;
 /// The profile of `Cargo.toml` that compiles dependencies for size; also the name of its folder.
 const PROFILE: &str = "dist";
 /// Files of the repository that every archive holds.
