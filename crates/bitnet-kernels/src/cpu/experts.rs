@@ -255,7 +255,7 @@ impl Cpu {
         let (kernel, quantize) = (kernels.grouped, kernels.floats.gate_quantize);
         let gates = GateQuantize { x: both, stride, ffn: shape.ffn, gate: shape.gate, out: b.gated.out() };
         // Whole experts, or few parts of each, so that each reads long pieces of gate and up.
-        let units = (PARTS * self.pool.threads()).max(active.len()).min(items);
+        let units = (FEW_PARTS * self.pool.threads()).max(active.len()).min(items);
         self.parallel((bytes / WEIGHT_UNIT).min(units), 0, &|part, parts, _| {
             for (met, some) in runs_of(share(items, parts, part), groups) {
                 let expert = active[met] as usize;
@@ -287,7 +287,7 @@ impl Cpu {
         let sums = ExpertSums { outputs, stride, chosen: &routes.chosen, used: shape.used, out };
         let finish = self.isa.kernels().floats.expert_sums;
         // Few parts, so that each reads long pieces of every expert.
-        let units = (PARTS * self.pool.threads()).min(panels);
+        let units = (FEW_PARTS * self.pool.threads()).min(panels);
         self.parallel(units, 0, &|part, parts, _| {
             let some = share(panels, parts, part);
             let columns = some.start * PANEL_ROWS..(some.end * PANEL_ROWS).min(shape.hidden);
@@ -354,7 +354,7 @@ fn runs_of(items: Range<usize>, groups: usize) -> impl Iterator<Item = (usize, R
 }
 
 /// Parts of the products per thread: a thread that loses its core delays the others by one of them.
-const PARTS: usize = 4;
+const FEW_PARTS: usize = 4;
 /// Panels whose rows, as columns of the output, share a scale.
 const GROUP_PANELS: usize = GROUP / PANEL_ROWS;
 /// Bytes that are asked for as soon as the experts are known: what memory delivers meanwhile.
