@@ -17,10 +17,7 @@ use std::ops::Range;
 use bitnet_tensor::quant::{GROUP, GroupQuant};
 
 use crate::cpu::{
-    generic::{
-        ahead::Ahead,
-        ternary::{AHEAD, Output, put},
-    },
+    generic::ternary::{AHEAD, Output, put},
     lanes::Lanes,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels, SCALE_BYTES},
     pool::share,
@@ -77,16 +74,6 @@ impl Pass {
         // A number of whole groups, about `AHEAD`.
         let ahead = (AHEAD + self.group / 2) / self.group * self.group;
         if index * self.group + ahead < self.panel { ahead } else { ahead.wrapping_add(self.jump) }
-    }
-
-    /// The prefetches of a pass that leaves what follows in memory to the hardware: the beginning of the next panel, unless
-    /// it follows.
-    fn jump_ahead(&self, panel: *const u8) -> Ahead {
-        if self.jump == 0 {
-            return Ahead::NOTHING;
-        }
-        let next = panel.wrapping_add(self.panel).wrapping_add(self.jump);
-        Ahead::of(next, AHEAD.min(self.panel) / self.panel.div_ceil(self.group))
     }
 }
 
@@ -203,19 +190,20 @@ unsafe fn read_quant<L: Lanes>(quant: *const GroupQuant, sum: usize) -> (L::F, L
 unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize, pass: Pass) {
     let (mut codes, blocks) = (a.w.panel(panel).as_ptr(), a.w.blocks());
     let group = a.group / BLOCK;
-    let mut jump = if L::WIDE_CODES { pass.jump_ahead(codes) } else { Ahead::NOTHING };
     let mut totals = [L::splat(0.0); PANEL_ROWS / 16];
     for block in (0..blocks).step_by(group) {
         let some = group.min(blocks - block);
         let ahead = pass.ahead(block / group);
-        jump.prefetch::<L>();
+        let scales = codes.add(some * BLOCK_BYTES);
+        L::prefetch(scales.wrapping_add(ahead));
+        L::prefetch(scales.wrapping_add(64).wrapping_add(ahead));
         let x = a.x.as_ptr().add(block * BLOCK);
         let (at, sum) = quant_of(a, block);
         let (scale, own) = read_quant::<L>(a.x_groups.as_ptr().add(at), sum);
         for first in (0..PANEL_ROWS / 16).step_by(R) {
             let sums = one_group::<L, R>(codes.add(64 * first), x, some, ahead);
             for r in 0..R {
-                let weights = L::load_f16(codes.add(some * BLOCK_BYTES + 32 * (first + r)).cast());
+                let weights = L::load_f16(scales.add(32 * (first + r)).cast());
                 let y = L::to_f32(L::sub_i(sums[r], own));
                 totals[first + r] = L::fma(y, L::mul(scale, weights), totals[first + r]);
             }
@@ -248,6 +236,7 @@ unsafe fn one_group<L: Lanes, const R: usize>(
     for _ in 0..blocks {
         for r in 0..R {
             let v = L::load_codes(codes.add(64 * r));
+            L::prefetch(codes.wrapping_add(64 * r).wrapping_add(ahead));
             for plane in 0..4 {
                 parts[r][plane] = L::dot(parts[r][plane], L::mask_plane(v, plane), x.add(4 * plane));
             }

@@ -148,8 +148,8 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
 }
 
 /// Multiplies a whole panel by a single token: one mask and one dot product per plane, with the planes' factors (1, 4,
-/// 16, 64) shifted out once at the end. There is so little work per byte that the hardware prefetcher suffices;
-/// software prefetching costs 2 % here (Zen 4), but saves 11 % with more tokens.
+/// 16, 64) shifted out once at the end. Prefetches gain 4 % on Zen 5, where products of groups gain 30 %; Zen 4, whose
+/// hardware prefetches suffice, loses 2 %.
 #[inline(always)]
 unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
     let blocks = a.w.blocks();
@@ -159,6 +159,7 @@ unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
     for _ in 0..blocks {
         for (group, parts) in parts.iter_mut().enumerate() {
             let v = L::load_codes(codes.add(64 * group));
+            L::prefetch(codes.wrapping_add(64 * group + AHEAD));
             for (plane, part) in parts.iter_mut().enumerate() {
                 *part = L::dot(*part, L::mask_plane(v, plane), x.add(4 * plane));
             }
