@@ -4,7 +4,9 @@ and maximum, and ratios within rounds.
 
     python compare.py --bitnet target/release/bitnet model.gguf --peer NAME FOLDER MODEL [--peer ...] [--rounds 3]
 
-FOLDER holds a peer's `llama-bench` and `llama-batched-bench`. The output of every process goes to --raw, as one JSON line each.
+FOLDER holds a peer's `llama-bench` and `llama-batched-bench`, and for the measure `sampled` also `llama-completion`, or
+`llama-cli` where that takes a prompt and ends; its model needs a tokenizer. What every process printed about its speed
+goes to --raw, as one JSON line each.
 """
 import argparse
 import json
@@ -18,9 +20,11 @@ import sys
 import threading
 import time
 
-PROMPT, NEW, BATCHES = 512, 128, (8, 32)
+BATCHES = (8, 32)
 # Lengths of prompt and answer of each sequence in llama-batched-bench.
 SHORT, FEW = 32, 32
+# Ways to draw tokens: temperature and top-p.
+DRAWS = {"most likely tokens": (0, 1), "temperature 0.7, top-p 0.9": (0.7, 0.9)}
 
 
 def resident(process, peak):
@@ -47,17 +51,33 @@ class Run:
     def __init__(self, options, name, measure, command):
         command = [*shlex.split(options.before), *map(str, command)]
         peak, start = dict(anonymous=0, mapped=0), time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        watch = threading.Thread(target=resident, args=(process, peak))
-        watch.start()
+        pipe = subprocess.PIPE
+        # What a peer writes of random tokens need not be UTF-8.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        )
+        # Reading the sizes takes a quarter of a core, so no speed is measured meanwhile.
+        watch = threading.Thread(target=resident, args=(process, peak)) if measure == "memory" else None
+        if watch:
+            watch.start()
         self.out, self.err = process.communicate()
         self.seconds, self.peak = time.monotonic() - start, peak
-        watch.join()
+        if watch:
+            watch.join()
         if process.returncode != 0:
             sys.exit(f"{shlex.join(command)}: {process.returncode}\n{self.err}")
-        said = dict(name=name, measure=measure, command=shlex.join(command), seconds=self.seconds, memory=peak)
-        options.raw.write(json.dumps(dict(said, output=self.out, errors=self.err)) + "\n")
+        command[0] = pathlib.Path(command[0]).name
+        said = dict(name=name, measure=measure, command=shlex.join(command), seconds=round(self.seconds, 3))
+        said |= dict(memory=peak) if watch else {}
+        options.raw.write(json.dumps(said | dict(output=self.report())) + "\n")
         options.raw.flush()
+
+    def report(self):
+        """What it printed about its speed: JSON, or lines."""
+        if self.out.lstrip().startswith(("{", "[")):
+            return json.loads(self.out)
+        lines = (self.out + self.err).splitlines()
+        return [line.strip() for line in lines if re.search(r"tok/s|time = |^\|", line)]
 
 
 class Ours:
@@ -75,11 +95,12 @@ class Ours:
         return run, json.loads(run.out)
 
     def alone(self, threads):
-        run, report = self.bench("alone", threads, "-p", PROMPT, "-n", NEW, "-b", 1)
+        prompt = self.options.prompt
+        _, report = self.bench("alone", threads, "-p", prompt, "-n", self.options.new, "-b", 1)
         bandwidth, peak = report["memory_bandwidth_gb_s"], report["integer_peak_tops"]
         yield f"memory bandwidth, GB/s, {threads} threads", bandwidth
         yield f"integer peak, TOPS, {threads} threads", peak
-        yield f"prefill {PROMPT}, tok/s, {threads} threads", report["prefill"][0]["tok_s"]
+        yield f"prefill {prompt}, tok/s, {threads} threads", report["prefill"][0]["tok_s"]
         yield f"decode, tok/s, {threads} threads", report["decode"][0]["tok_s"]
         yield f"decode, part of the bandwidth, {threads} threads", report["decode"][0]["gb_s"] / bandwidth
         yield f"prefill, part of the peak, {threads} threads", (
@@ -97,10 +118,18 @@ class Ours:
         yield "a process for one token, s", self.run("load", "run", *flags).seconds
 
     def memory(self, threads):
-        flags = ["--ids", "1", "-n", NEW, "--temperature", "0", "--threads", threads]
+        flags = ["--ids", "1", "-n", self.options.new, "--temperature", "0", "--threads", threads]
         peak = self.run("memory", "run", *flags).peak
         yield "anonymous memory at decode, MiB", peak["anonymous"]
         yield "mapped memory at decode, MiB", peak["mapped"]
+
+    def sampled(self, threads):
+        prompt = ",".join(map(str, range(1, SHORT + 1)))
+        for how, (temperature, top_p) in DRAWS.items():
+            # Peers draft no tokens.
+            flags = ["--temperature", temperature, "--top-p", top_p, "--seed", 1, "--threads", threads, "--speculate", 0]
+            run = self.run("sampled", "run", "--ids", prompt, "-n", self.options.new, *flags)
+            yield f"{how}, tok/s, {threads} threads", float(re.search(r"generated at ([\d.]+) tok/s", run.err)[1])
 
 
 class Peer:
@@ -112,8 +141,8 @@ class Peer:
         return Run(self.options, self.name, measure, [self.folder / "llama-bench", *flags])
 
     def alone(self, threads):
-        for row in json.loads(self.bench("alone", threads, PROMPT, NEW).out):
-            what = f"prefill {PROMPT}" if row["n_prompt"] else "decode"
+        for row in json.loads(self.bench("alone", threads, self.options.prompt, self.options.new).out):
+            what = f"prefill {row['n_prompt']}" if row["n_prompt"] else "decode"
             yield f"{what}, tok/s, {threads} threads", row["avg_ts"]
 
     def together(self, threads):
@@ -132,9 +161,27 @@ class Peer:
         yield "a process for one token, s", self.bench("load", threads, 0, 1).seconds
 
     def memory(self, threads):
-        peak = self.bench("memory", threads, 0, NEW).peak
+        peak = self.bench("memory", threads, 0, self.options.new).peak
         yield "anonymous memory at decode, MiB", peak["anonymous"]
         yield "mapped memory at decode, MiB", peak["mapped"]
+
+    def sampled(self, threads):
+        program = next(path for name in ("completion", "cli") if (path := self.folder / f"llama-{name}").exists())
+        command = [program, "-m", self.model, "-p", "a" * SHORT, "-n", self.options.new, "-t", threads, "-c", 1024]
+        command += ["--ignore-eos", "--seed", 1, "--samplers", "temperature;top_p"]
+        times = (
+            r"prompt eval time = +([\d.]+) ms(?s:.*)(?<!prompt) eval time = .* ms / +(\d+) (runs|tokens)"
+            r"(?s:.*)total time = +([\d.]+) ms"
+        )
+        for how, (temperature, top_p) in DRAWS.items():
+            draw = ["--temp", temperature, "--top-p", top_p]
+            # llama.cpp's process can end before its log is written; then it runs again.
+            runs = (Run(self.options, self.name, "sampled", [*command, *draw]) for _ in range(9))
+            prompt, count, unit, total = next(filter(None, (re.search(times, run.err) for run in runs))).groups()
+            # Where the unit is tokens, not runs, the first is counted but took none of the time. All time but the
+            # prompt's counts, because `eval time` can be without the draws.
+            count = int(count) - (unit == "tokens")
+            yield f"{how}, tok/s, {threads} threads", 1000 * count / (float(total) - float(prompt))
 
 
 MEASURES = dict(
@@ -143,6 +190,7 @@ MEASURES = dict(
     together=lambda who: who.together(2),
     load=lambda who: who.load(2),
     memory=lambda who: who.memory(2),
+    sampled=lambda who: who.sampled(2),
 )
 
 
@@ -158,6 +206,8 @@ def main():
     parser.add_argument("--name", default="bitnet", help="what the first column of numbers is called")
     parser.add_argument("--isa", help="the instruction set of bitnet")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt, alone")
+    parser.add_argument("--new", type=int, default=128, help="tokens of an answer, alone")
     parser.add_argument("--only", default=",".join(MEASURES), help="some of " + ",".join(MEASURES))
     parser.add_argument("--before", default="", help="a command that runs each process, like taskset -c 0,1; its time counts")
     parser.add_argument("--raw", type=argparse.FileType("a"), default="/dev/null")

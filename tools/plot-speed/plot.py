@@ -37,30 +37,28 @@ def measured(path):
     """{(engine, batch or None for prefill): [tokens per second]} and {batch or None: [limit]}."""
     speeds, limits = {}, {}
     add = lambda into, key, value: into.setdefault(key, []).append(value)
-    isa = None
     for row in rows(path):
-        command, engine = row["command"].split(), row["name"]
-        isa = row.get("isa", isa)  # of the round: peers run after bitnet
+        command, engine, output = row["command"].split(), row["name"], row["output"]
         option = lambda *names: next((command[command.index(n) + 1] for n in names if n in command), None)
-        if option("--threads", "-t") != "2" or isa == "avx2":
+        if option("--threads", "-t") != "2" or row["measure"] not in ("alone", "together"):
             continue
-        if "decode" in row:
-            products = row["integer_peak_tops"] * 1e12 / (2 * TRITS)
-            for decode in row["decode"]:
-                memory = decode["tok_s"] * row["memory_bandwidth_gb_s"] / decode["gb_s"]
+        if command[0] == "llama-bench":
+            for test in output:
+                add(speeds, (engine, None if test["n_prompt"] else 1), test["avg_ts"])
+        elif command[0] == "llama-batched-bench":
+            for cells in ([cell.strip() for cell in line.split("|")] for line in output):
+                if len(cells) > 9 and cells[3].isdigit():
+                    add(speeds, (engine, int(cells[3])), float(cells[8]))
+        else:
+            products = output["integer_peak_tops"] * 1e12 / (2 * TRITS)
+            for decode in output["decode"]:
+                memory = decode["tok_s"] * output["memory_bandwidth_gb_s"] / decode["gb_s"]
                 add(speeds, (engine, decode["batch"]), decode["tok_s"])
                 add(limits, decode["batch"], min(memory, products))
-            for prefill in row["prefill"]:
+            for prefill in output["prefill"]:
                 if prefill["tokens"] == 512:
                     add(speeds, (engine, None), prefill["tok_s"])
                     add(limits, None, products)
-        elif command[0] == "llama-bench" and option("-p") == "512":
-            for test in row["output"]:
-                add(speeds, (engine, None if test["n_prompt"] else 1), test["avg_ts"])
-        elif command[0] == "llama-batched-bench":
-            for line in row["output"]:
-                cells = [cell.strip() for cell in line.strip("| \n").split("|")]
-                add(speeds, (engine, int(cells[2])), float(cells[7]))
     middle = lambda table: {key: median(values) for key, values in table.items()}
     return middle(speeds), middle(limits)
 
