@@ -127,8 +127,9 @@ class Ours:
         prompt = ",".join(map(str, range(1, SHORT + 1)))
         for how, (temperature, top_p) in DRAWS.items():
             # Peers draft no tokens.
-            flags = ["--temperature", temperature, "--top-p", top_p, "--seed", 1, "--threads", threads, "--speculate", 0]
-            run = self.run("sampled", "run", "--ids", prompt, "-n", self.options.new, *flags)
+            flags = ["-n", self.options.new, "--temperature", temperature, "--top-p", top_p, "--seed", 1]
+            flags += ["--speculate", 0, "--threads", threads]
+            run = self.run("sampled", "run", "--ids", prompt, *flags)
             yield f"{how}, tok/s, {threads} threads", float(re.search(r"generated at ([\d.]+) tok/s", run.err)[1])
 
 
