@@ -10,6 +10,10 @@
 //!   `1 / sqrt(head_dim)`; their maximum; `exp` of the differences; the sum of those in 16 partials by key index, then
 //!   [`tree`]; values by fused multiply-add in key order, the weight first multiplied by the value's scale if there is
 //!   one. Segments are merged in order by [`merge`], and the result is divided by the total.
+//! - **Attention over int8** has exact sums instead of those by fused multiply-add. A query becomes integers up to
+//!   [`query`] by [`integers`], and so do, up to [`WEIGHT`], the weights of a segment times their values' scales. A score is
+//!   the sum as f32, times the key's scale, times (the query's scale times `1 / sqrt(head_dim)`); a segment's value is the
+//!   sum as f32, times the weights' scale.
 //! - **exp** is [`exp`], never the platform's.
 //! - **Rotary embedding**: `x' = fma(x, cos, -(y sin))`, `y' = fma(y, cos, x sin)`.
 //! - **BitLinear**: the exact integer as f32, divided by the activation's multiplier, times the weight's scale. If
@@ -45,7 +49,7 @@ use std::ops::Add;
 
 /// Version of what caches hold: raised with every change to a bit of a key, a value or a recurrent state, or to their
 /// layout, on any backend. What was kept before is then not used any more.
-pub const ARITHMETIC: u32 = 2;
+pub const ARITHMETIC: u32 = 3;
 
 /// Keys in one attention segment.
 pub const SEGMENT: usize = 256;
@@ -61,6 +65,25 @@ pub const GELU: [f32; 2] = [1.595_769, 0.071_354_816];
 
 /// Added to the sum of squares of a delta layer's query or key.
 pub const L2_EPS: f32 = 1e-6;
+
+/// Returns the factor by which floats, the largest of magnitude `absmax`, become integers up to `most` when they are
+/// rounded to the nearest, halves to even; and the scale of these. Floats too small for a factor become zeros.
+pub fn integers(absmax: f32, most: f32) -> (f32, f32) {
+    let factor = most / absmax;
+    (if factor.is_infinite() { 0.0 } else { factor }, absmax / most)
+}
+
+/// Largest magnitude of the weights that int8 values are multiplied by.
+pub const WEIGHT: f32 = i16::MAX as f32;
+
+/// A segment's sum of such products fits in 32 bits.
+const _: () = assert!(SEGMENT * 127 * i16::MAX as usize <= i32::MAX as usize);
+
+/// Largest magnitude of the dimensions of a query that int8 keys of width `head_dim` are multiplied by: 16 bits, or as
+/// many as keep a score in 32 bits.
+pub fn query(head_dim: usize) -> f32 {
+    (i32::MAX as usize / (127 * head_dim)).min(i16::MAX as usize) as f32
+}
 
 /// Adds one group to the total of a row, in ascending order of columns: `sum` is the group's exact integer,
 /// `activation` and `weight` are its scales.

@@ -36,6 +36,13 @@ fn speeds_come_for_every_length_and_batch_asked_for() {
         };
         assert!((made / expected - 1.0).abs() < 1e-6, "{row}");
     }
+    // Two layers with keys and values of 128 f16 each. Prompts of several sequences differ in length, and on average half of
+    // the 8 tokens are before one.
+    for (row, before) in report["decode"].as_array().unwrap().iter().zip([304.0, 304.0 + 305.0 + 306.0]) {
+        let number = |key: &str| row[key].as_f64().unwrap();
+        let read = 1e9 * number("cache_gb_s") * number("batch") / number("tok_s");
+        assert!((read / (2.0 * 2.0 * 128.0 * 2.0 * before) - 1.0).abs() < 1e-6, "{row}");
+    }
     assert_eq!(report["speculation"], serde_json::json!([]));
     assert!(report["load_seconds"].as_f64().unwrap() > 0.0);
     #[cfg(target_os = "linux")]

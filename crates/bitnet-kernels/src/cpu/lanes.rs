@@ -45,6 +45,8 @@ pub(crate) trait Lanes: Copy {
     type I: Copy;
     /// 64 bytes: a group of 16 rows, 4 bytes each (see [`super::panels`]).
     type Codes: Copy;
+    /// 16 pairs of i16.
+    type Pairs: Copy;
     /// Running sums of a group, exact for [`Lanes::STEPS`] calls of [`Lanes::dot`].
     type Part: Copy;
     /// How often [`Lanes::dot`] may add codes up to 2 before [`Lanes::widen`] is needed. With codes up to 3, every
@@ -113,6 +115,15 @@ pub(crate) trait Lanes: Copy {
     /// Shifts right by `2 * plane`, keeping the sign.
     unsafe fn shift_plane(x: Self::I, plane: usize) -> Self::I;
     unsafe fn to_f32(x: Self::I) -> Self::F;
+    unsafe fn load_i(p: *const i32) -> Self::I;
+    unsafe fn store_i(p: *mut i32, x: Self::I);
+
+    /// Rounds to the nearest integer, halves to even, clamps to i16, and writes 16 of them.
+    unsafe fn narrow(p: *mut i16, x: Self::F);
+    /// Pairs of 16 numbers at `first` with 16 at `second`.
+    unsafe fn load_pairs(first: *const i8, second: *const i8) -> Self::Pairs;
+    /// Adds to every sum the dot product of its pair with the two numbers at `p`.
+    unsafe fn dot_pairs(sum: Self::I, pairs: Self::Pairs, p: *const i16) -> Self::I;
 
     unsafe fn load_codes(p: *const u8) -> Self::Codes;
     /// `codes & (3 << (2 * plane))` in every byte.

@@ -52,6 +52,7 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
     type D = [f64; 16];
     type I = [i32; 16];
     type Codes = [u8; 64];
+    type Pairs = [[i16; 2]; 16];
     type Part = [i32; 16];
     const STEPS: usize = STEPS;
     const TILE: (usize, usize) = (ROWS, TOKENS);
@@ -102,6 +103,17 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
         fn sub_i(a: Self::I, b: Self::I) -> Self::I = each(a, b, |a, b| a - b);
         fn shift_plane(x: Self::I, plane: usize) -> Self::I = x.map(|x| x >> (2 * plane));
         fn to_f32(x: Self::I) -> Self::F = x.map(|x| x as f32);
+        fn load_i(p: *const i32) -> Self::I = p.cast::<Self::I>().read_unaligned();
+        fn store_i(p: *mut i32, x: Self::I) = p.cast::<Self::I>().write_unaligned(x);
+        fn narrow(p: *mut i16, x: Self::F) = p.cast::<[i16; 16]>().write_unaligned(round(x).map(|x| x as i16));
+        fn load_pairs(first: *const i8, second: *const i8) -> Self::Pairs = {
+            let [first, second] = [first, second].map(|p| p.cast::<[i8; 16]>().read_unaligned().map(i16::from));
+            each(first, second, |a, b| [a, b])
+        };
+        fn dot_pairs(sum: Self::I, pairs: Self::Pairs, p: *const i16) -> Self::I = {
+            let [a, b] = p.cast::<[i16; 2]>().read_unaligned().map(i32::from);
+            each(sum, pairs, |sum, [first, second]| sum + i32::from(first) * a + i32::from(second) * b)
+        };
         fn load_codes(p: *const u8) -> Self::Codes = p.cast::<Self::Codes>().read_unaligned();
         fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = codes.map(|c| c & (3 << (2 * plane)));
         fn low_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| c & 15);
@@ -130,7 +142,7 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
 mod tests {
     use super::Arrays;
     use crate::{
-        Cpu, Isa,
+        Cpu, Isa, KvType,
         conformance::{check, cpu_cases},
         cpu::{generic::kernel_set, isa::Level},
     };
@@ -153,10 +165,12 @@ mod tests {
         assert!(avx512vnni::present() && avx512::present(), "arrays need no instruction set");
         for level in &LEVELS {
             let isa = Isa::of_arrays(level);
-            let mut cpu = Cpu::new(isa, 2).unwrap();
-            let failures: Vec<_> =
-                cpu_cases().into_iter().filter_map(|case| check(&mut cpu, case).err()).collect();
-            assert!(failures.is_empty(), "{isa:?}: {failures:#?}");
+            for kv in [KvType::F32, KvType::Int8] {
+                let mut cpu = Cpu::new(isa, 2).unwrap().keeping(kv);
+                let cases = cpu_cases().into_iter().filter(|case| kv == KvType::F32 || case.caches());
+                let failures: Vec<_> = cases.filter_map(|case| check(&mut cpu, case).err()).collect();
+                assert!(failures.is_empty(), "{isa:?}, {kv}: {failures:#?}");
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     BLOCK_TOKENS, Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Edits, ExpertShape, ExpertWeights,
     Gate, Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate,
     RowOrder, RowsKind, Step, TableWeights, Wanted, Weights,
-    order::{GELU, SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
+    order::{self, GELU, SEGMENT, SQUARES, exp, fused, grouped, merge, sigmoid, tree},
     scales::Scales,
 };
 pub use experts::Experts;
@@ -60,6 +60,11 @@ impl Reference {
             KvType::Int8 => f32::from((x / scale).round_ties_even().clamp(-127.0, 127.0) as i8),
         };
         (row.iter().map(kept).collect(), scale)
+    }
+
+    /// Whether a cache is multiplied as integers; a GPU converts its numbers.
+    fn multiplies_integers(&self) -> bool {
+        self.kv == KvType::Int8 && !self.bf16
     }
 
     /// Rounds a value as `rows` store it.
@@ -152,6 +157,13 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
         partial[i % 16] = fused(a, b, partial[i % 16]);
     }
     tree(partial)
+}
+
+/// Returns integers for floats, up to `most` in magnitude, and their scale.
+fn integers(x: &[f32], most: f32) -> (Vec<i32>, f32) {
+    let absmax = x.iter().fold(0, |m, x| x.abs().to_bits().max(m));
+    let (factor, scale) = order::integers(f32::from_bits(absmax), most);
+    (x.iter().map(|x| i32::from((x * factor).round_ties_even() as i16)).collect(), scale)
 }
 
 /// Writes floats as bytes.
@@ -472,6 +484,7 @@ impl Backend for Reference {
                 for h in 0..heads {
                     let kv_head = h / (heads / kv_heads);
                     let q = &qkv.row(t)[h * dim..][..dim];
+                    let (query, query_scale) = integers(q, order::query(dim));
                     let mut state: Option<(f32, f32, Vec<f32>)> = None;
                     for first in (from / length * length..keys).step_by(length) {
                         let segment = first.max(from)..keys.min(first + length);
@@ -479,6 +492,10 @@ impl Backend for Reference {
                             .clone()
                             .map(|key| {
                                 let k = &kv.keys[at(key, kv_head)..][..dim + 1];
+                                if self.multiplies_integers() {
+                                    let sum: i32 = query.iter().zip(k).map(|(&q, &k)| q * k as i32).sum();
+                                    return sum as f32 * k[dim] * (query_scale * scale);
+                                }
                                 q.iter().zip(k).fold(0.0f32, |s, (&q, &k)| fused(q, k, s)) * k[dim] * scale
                             })
                             .collect();
@@ -486,13 +503,21 @@ impl Backend for Reference {
                         let weights: Vec<f32> = scores.iter().map(|&s| exp(s - max)).collect();
                         let mut partial = [0.0f32; 16];
                         let mut values = vec![0.0f32; dim];
-                        for (key, &p) in segment.zip(&weights) {
+                        let value = |key| &kv.values[at(key, kv_head)..][..dim + 1];
+                        let scaled = segment.clone().zip(&weights).map(|(key, &p)| p * value(key)[dim]);
+                        let scaled: Vec<f32> = scaled.collect();
+                        let (integer, weight_scale) = integers(&scaled, order::WEIGHT);
+                        let mut sums = vec![0i32; dim];
+                        for (i, (key, &p)) in segment.zip(&weights).enumerate() {
                             partial[(key - first) % 16] += p;
-                            let v = &kv.values[at(key, kv_head)..][..dim + 1];
-                            let p = self.between(p * v[dim]);
-                            for (o, &v) in values.iter_mut().zip(v) {
+                            let p = self.between(scaled[i]);
+                            for ((o, sum), &v) in values.iter_mut().zip(&mut sums).zip(value(key)) {
                                 *o = fused(p, v, *o);
+                                *sum += integer[i] * v as i32;
                             }
+                        }
+                        if self.multiplies_integers() {
+                            values = sums.iter().map(|&sum| sum as f32 * weight_scale).collect();
                         }
                         let sum = tree(partial);
                         state = Some(match state {

@@ -1,7 +1,7 @@
 //! Runs the conformance table on every instruction set of this machine, with several numbers of threads.
 
 use bitnet_kernels::{
-    Backend, Cpu, Grouping, Inspect, Isa, KvType, Norm, RowOrder, RowsKind,
+    BLOCK_TOKENS, Backend, Cpu, Grouping, Inspect, Isa, KvShape, KvType, Norm, RowOrder, RowsKind, Run, Step,
     conformance::{check, cpu_cases},
 };
 use bitnet_tensor::TernaryTensor;
@@ -137,5 +137,39 @@ fn a_row_with_a_nan_touches_no_other_row() {
         assert!(poisoned[80..160].iter().all(|y| y.is_nan()));
         assert_eq!(clean[..80], poisoned[..80]);
         assert_eq!(clean[160..], poisoned[160..]);
+    }
+}
+
+/// Keys of the largest magnitude, of both signs, for queries that only fit 16 bits where heads are narrow enough: if a
+/// sum overflowed, a token would attend to the wrong keys, or add their values with the wrong sign.
+#[test]
+fn extreme_keys_and_values_of_int8_overflow_no_instruction_set() {
+    let (keys, heads) = (2 * 256, 3);
+    for isa in Isa::available() {
+        for head_dim in [2, 128, 514, 516, 518, 2048] {
+            let mut b = Cpu::new(isa, 1).unwrap().keeping(KvType::Int8);
+            let blocks = keys / BLOCK_TOKENS;
+            let mut kv = b.kv(KvShape { blocks, kv_heads: 1, head_dim }).unwrap();
+            let width = (heads + 2) * head_dim;
+            let mut qkv = b.rows(keys, width, RowsKind::Intermediate).unwrap();
+            // Of every four keys, two are attended to. The others have the opposite value.
+            let sign = |key: usize| if key % 4 < 2 { 1.0 } else { -1.0 };
+            let values = (0..keys * width).map(|i| match (i % width) / head_dim {
+                head if head < heads => 40.0 / (head_dim as f32).sqrt(),
+                _ => 3.0 * sign(i / width),
+            });
+            b.write(&mut qkv, &values.collect::<Vec<_>>()).unwrap();
+            let table: Vec<u32> = (0..blocks as u32).collect();
+            let run = Run { tokens: 0..keys, blocks: 0..blocks, ..Run::default() };
+            let rope =
+                b.rope(&vec![1.0; keys * head_dim / 2], &vec![0.0; keys * head_dim / 2], head_dim).unwrap();
+            let (runs, mut out) = ([run], b.rows(keys, heads * head_dim, RowsKind::Intermediate).unwrap());
+            let step = Step::new(&runs, &table);
+            b.norm_rope_store(step, heads, &rope, None, &mut qkv, &mut kv).unwrap();
+            b.attention(step, &qkv, &kv, &mut out).unwrap();
+            let out = b.read(&out, keys).unwrap();
+            let worst = out.iter().fold(0.0f32, |worst, x| worst.max((x - 3.0).abs()));
+            assert!(worst < 1e-3, "{isa:?}, heads of {head_dim}: {worst}");
+        }
     }
 }

@@ -175,6 +175,8 @@ pub struct Decode {
     pub speed: Speed,
     /// Weights read, in 10^9 bytes per second.
     pub gb_s: f64,
+    /// Keys and values read, in 10^9 bytes per second; null if layers slide, which do not read all.
+    pub cache_gb_s: Option<f64>,
     /// Milliseconds of processor time for a token, of all threads together; null if the system does not tell.
     pub cpu_ms: Option<f64>,
 }
@@ -246,10 +248,13 @@ pub fn print(r: &Report) -> Result<(), CliError> {
             cpu_text(*cpu_ms)
         ));
     }
-    for Decode { batch, depth, speed, gb_s, cpu_ms } in &r.decode {
+    for Decode { batch, depth, speed, gb_s, cache_gb_s, cpu_ms } in &r.decode {
         let speed = speed.text();
+        let cache = cache_gb_s.map_or(String::new(), |gb_s| format!(", {gb_s:6.2} GB/s of the cache"));
+        let both = r.memory_bandwidth_gb_s.zip(*cache_gb_s).map(|(all, cache)| (gb_s + cache) / all);
         lines.push(format!(
-            "decode  batch {batch:5}    {speed}  {gb_s:7.2} GB/s of weights{}, after {depth} tokens",
+            "decode  batch {batch:5}    {speed}  {gb_s:7.2} GB/s of weights{cache}{}{}, after {depth} tokens",
+            percent(both, "bandwidth"),
             cpu_text(*cpu_ms)
         ));
     }

@@ -152,8 +152,15 @@ impl<'a> Sequences<'a> {
         let times = times?;
         let cpu_ms = cpu_ms.map(|ms| ms / (times.len() * batch * tokens) as f64);
         let speed = Speed::of(batch * tokens, times);
-        let gb_s = weights.step as f64 * speed.tok_s / batch as f64 / 1e9;
-        Ok(Decode { batch, depth, speed, gb_s, cpu_ms })
+        let steps = speed.tok_s / batch as f64;
+        let gb_s = weights.step as f64 * steps / 1e9;
+        // On average, half of the decoded tokens are before a token.
+        let before = begun.lens.iter().sum::<usize>() as f64 + (batch * tokens) as f64 / 2.0;
+        let all = self.model.spec().sliding_window().is_none();
+        let cache = self.model.cache_bytes().filter(|_| all);
+        let a_token = cache.map(|bytes| bytes.block as f64 / Batch::BLOCK_TOKENS as f64);
+        let cache_gb_s = a_token.map(|bytes| bytes * before * steps / 1e9);
+        Ok(Decode { batch, depth, speed, gb_s, cache_gb_s, cpu_ms })
     }
 
     /// Decodes one sequence with and without up to `drafts` draft tokens per step, for a text that repeats itself and

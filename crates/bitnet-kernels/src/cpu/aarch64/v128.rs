@@ -46,6 +46,7 @@ macro_rules! v128_lanes {
             type D = [float64x2_t; 8];
             type I = [int32x4_t; 4];
             type Codes = [uint8x16_t; 4];
+            type Pairs = [int16x8_t; 4];
             $($rest)*
 
             $crate::cpu::lanes::instructions! {
@@ -132,6 +133,25 @@ macro_rules! v128_lanes {
                     x.map(|x| vshlq_s32(x, vdupq_n_s32(-2 * plane as i32)))
                 };
                 fn to_f32(x: Self::I) -> Self::F = x.map(|x| vcvtq_f32_s32(x));
+                fn load_i(p: *const i32) -> Self::I = [0, 4, 8, 12].map(|at| vld1q_s32(p.add(at)));
+                fn store_i(p: *mut i32, x: Self::I) = for (i, x) in x.into_iter().enumerate() {
+                    vst1q_s32(p.add(4 * i), x);
+                };
+                fn narrow(p: *mut i16, x: Self::F) = for (i, x) in x.into_iter().enumerate() {
+                    vst1_s16(p.add(4 * i), vqmovn_s32(vcvtnq_s32_f32(x)));
+                };
+                fn load_pairs(first: *const i8, second: *const i8) -> Self::Pairs = {
+                    let (a, b) = (vld1q_s8(first), vld1q_s8(second));
+                    let (low, high) = (vzip1q_s8(a, b), vzip2q_s8(a, b));
+                    [vmovl_s8(vget_low_s8(low)), vmovl_high_s8(low), vmovl_s8(vget_low_s8(high)), vmovl_high_s8(high)]
+                };
+                fn dot_pairs(sum: Self::I, pairs: Self::Pairs, p: *const i16) -> Self::I = {
+                    let factors = vreinterpretq_s16_s32(vdupq_n_s32(p.cast::<i32>().read_unaligned()));
+                    each(sum, pairs, |sum, pair| {
+                        let low = vmull_s16(vget_low_s16(pair), vget_low_s16(factors));
+                        vaddq_s32(sum, vpaddq_s32(low, vmull_high_s16(pair, factors)))
+                    })
+                };
                 fn load_codes(p: *const u8) -> Self::Codes = [0, 16, 32, 48].map(|at| vld1q_u8(p.add(at)));
                 fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = {
                     codes.map(|c| vandq_u8(c, vdupq_n_u8(3 << (2 * plane))))

@@ -2,8 +2,9 @@
 //! to four at a time, so that keys and values are read once for all of them. If there are too few items for all threads,
 //! every segment of an item is one, and the thread that ends an item's last segment merges them all, in order.
 //!
-//! Every type of number is converted to f32 as it is loaded (see [`super::cache`]). The order of operations is that of
-//! [`crate::order`].
+//! While numbers of one side of the cache are multiplied, the same bytes of the other side are prefetched: with keys, the
+//! values of the same segment, and with values, the keys of the next. So memory is never idle. [`super::operands`] says how
+//! each type of number is multiplied; the order of operations is that of [`crate::order`].
 
 use std::{
     ops::Range,
@@ -17,9 +18,11 @@ use crate::{
     BLOCK_TOKENS, KvShape, KvType, Run,
     cpu::{
         generic::{
-            cache::{Cached, Kv, panel},
-            element::{Bf16, F16, F32, Int8},
+            ahead::Ahead,
+            cache::{Int8, Kv, panel},
+            element::{Bf16, F16, F32},
             exp,
+            operands::Operand,
             rows::{store_row, sum_by_lane},
         },
         lanes::Lanes,
@@ -34,10 +37,6 @@ const _: () = assert!(SEGMENT.is_multiple_of(BLOCK_TOKENS) && BLOCK_TOKENS.is_mu
 
 /// Query heads that share one pass over keys and values.
 const HEADS: usize = 4;
-
-/// Distance in bytes at which int8 keys are prefetched, which gains 11 % on AVX2. The hardware's streams keep up with
-/// larger numbers, which would lose 8 to 20 % (Zen 4).
-const AHEAD: usize = 4096;
 
 /// Values that are added to all columns before the next ones are read. So values are nearly read in one stream, which
 /// gains 7 % over whole segments in f32 and nothing in int8 (AVX2, Zen 4).
@@ -75,7 +74,12 @@ pub(crate) fn result(shape: &KvShape) -> usize {
 
 /// Floats of scratch that one thread needs.
 pub(crate) fn scratch(shape: &KvShape) -> usize {
-    HEADS * (SEGMENT + 2 * result(shape))
+    HEADS * (SEGMENT + factors(shape) + 2 * result(shape))
+}
+
+/// Floats of scratch for the factors of one head, i16 each: queries, then weights.
+fn factors(shape: &KvShape) -> usize {
+    SEGMENT.max(shape.value_stride()) / 2
 }
 
 impl Attention<'_> {
@@ -167,7 +171,7 @@ unsafe fn some_segments<L: Lanes>(
     scratch: &mut [f32],
 ) {
     let (group, len) = (a.heads / a.kv.shape.kv_heads, result(&a.kv.shape));
-    let (weights, rest) = scratch.split_at_mut(HEADS * SEGMENT);
+    let (weights, rest) = scratch.split_at_mut(HEADS * (SEGMENT + factors(&a.kv.shape)));
     let (total, next) = rest.split_at_mut(HEADS * len);
     for heads in item.heads(a) {
         for at in own.clone() {
@@ -285,13 +289,15 @@ unsafe fn segment<L: Lanes>(
     let before = item.keys.start.saturating_sub(first);
     let some = Within { skipped: before / 32 * 32, before, count, padded: count.next_multiple_of(16) };
     let blocks = &item.table[first / BLOCK_TOKENS..item.keys.end.div_ceil(BLOCK_TOKENS)];
-    let blocks = &blocks[..blocks.len().min(SEGMENT / BLOCK_TOKENS)];
-    copy_for!(a.kv.kv, heads.count, scores(a, blocks, kv_head, q, some, weights));
+    let (blocks, next) = blocks.split_at(blocks.len().min(SEGMENT / BLOCK_TOKENS));
+    let (weights, room) = weights.split_at_mut(HEADS * SEGMENT);
+    let room = room.as_mut_ptr().cast::<i16>();
+    copy_for!(a.kv.kv, heads.count, scores(a, blocks, kv_head, (q, room), some, weights));
     for (weights, out) in weights.chunks_exact_mut(SEGMENT).zip(out.chunks_exact_mut(len)) {
         (out[len - 16], out[len - 15]) = softmax::<L>(weights, some);
     }
     let out = out.as_mut_ptr();
-    copy_for!(a.kv.kv, heads.count, weigh(a, blocks, kv_head, some, weights, out));
+    copy_for!(a.kv.kv, heads.count, weigh(a, (blocks, next), kv_head, some, (weights, room), out));
 }
 
 /// The keys of a segment that a token attends to: `before..count`.
@@ -307,15 +313,21 @@ struct Within {
 
 /// Computes the scores of groups of 16 keys, by pairs; lanes of other keys hold garbage.
 #[inline(always)]
-unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
+unsafe fn scores<L: Lanes, S: Operand, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
-    q: *const f32,
+    (q, room): (*const f32, *mut i16),
     some: Within,
     weights: &mut [f32],
 ) {
     let (dim, kv_heads) = (a.kv.shape.head_dim, a.kv.shape.kv_heads);
+    let mut query = [Factors::<S>::NONE; H];
+    for (h, query) in query.iter_mut().enumerate() {
+        let room = room.add(h * 2 * factors(&a.kv.shape));
+        let (factors, scale) = S::factors::<L>(q.add(h * dim), dim, order::query(dim), room);
+        *query = Factors { factors, scale: scale * (1.0 / (dim as f32).sqrt()) };
+    }
     let key = |group: usize| {
         let block = blocks[group / (BLOCK_TOKENS / 16)] as usize;
         let index = block * kv_heads + kv_head;
@@ -325,17 +337,17 @@ unsafe fn scores<L: Lanes, S: Cached, const H: usize>(
         Keys::<S> {
             numbers: keys.add(first * dim),
             scales: scales.wrapping_add(first),
-            values: values.add(first * dim).cast(),
+            values: values.cast::<u8>().wrapping_add(first * dim * size_of::<S::Number>()),
         }
     };
     let groups = some.skipped / 16..some.padded / 16;
     if pairs::<L>(H) {
         for group in groups.step_by(2) {
-            score::<L, S, H, 2>(dim, q, [key(group), key(group + 1)], group, weights);
+            score::<L, S, H, 2>(dim, query, [key(group), key(group + 1)], group, weights);
         }
     } else {
         for group in groups {
-            score::<L, S, H, 1>(dim, q, [key(group)], group, weights);
+            score::<L, S, H, 1>(dim, query, [key(group)], group, weights);
         }
     }
 }
@@ -346,47 +358,62 @@ fn pairs<L: Lanes>(heads: usize) -> bool {
     L::WIDE_REGISTERS || heads <= 2
 }
 
+/// What a query head multiplies numbers by, and what its sums are multiplied by then.
+struct Factors<S: Operand> {
+    factors: *const S::Factor,
+    scale: f32,
+}
+
+impl<S: Operand> Factors<S> {
+    const NONE: Self = Factors { factors: std::ptr::null(), scale: 0.0 };
+}
+
+impl<S: Operand> Clone for Factors<S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Operand> Copy for Factors<S> {}
+
 /// A group of 16 keys.
-struct Keys<S: Cached> {
+struct Keys<S: Operand> {
     numbers: *const S::Number,
     /// Valid only if the type has scales.
     scales: *const f32,
-    /// As many bytes of values of the same block. They are prefetched here, because memory would be idle otherwise.
+    /// As many bytes of values of the same block, to be prefetched.
     values: *const u8,
 }
 
 #[inline(always)]
-unsafe fn score<L: Lanes, S: Cached, const H: usize, const G: usize>(
+unsafe fn score<L: Lanes, S: Operand, const H: usize, const G: usize>(
     dim: usize,
-    q: *const f32,
+    query: [Factors<S>; H],
     keys: [Keys<S>; G],
     group: usize,
     weights: &mut [f32],
 ) {
-    let mut sums = [[L::splat(0.0); G]; H];
+    let mut sums = [[S::zero::<L>(); G]; H];
     let bytes = 16 * size_of::<S::Number>();
-    for d in 0..dim {
+    for d in (0..dim).step_by(S::ROWS) {
         for (g, keys) in keys.iter().enumerate() {
             if (d * bytes).is_multiple_of(64) {
                 L::prefetch(keys.values.wrapping_add(d * bytes));
-                if S::KV.scaled() {
-                    L::prefetch(keys.numbers.cast::<u8>().wrapping_add(d * bytes + AHEAD));
-                }
             }
-            let k = S::load::<L>(keys.numbers.add(16 * d));
-            for (h, sums) in sums.iter_mut().enumerate() {
-                sums[g] = L::fma(L::splat(*q.add(h * dim + d)), k, sums[g]);
+            let k = S::load::<L>(keys.numbers.add(16 * d), 16);
+            for (sums, query) in sums.iter_mut().zip(query) {
+                sums[g] = S::add::<L>(sums[g], k, query.factors.add(d));
             }
         }
     }
-    let scale = L::splat(1.0 / (dim as f32).sqrt());
     for (h, sums) in sums.into_iter().enumerate() {
-        for (g, mut sum) in sums.into_iter().enumerate() {
+        for (g, sums) in sums.into_iter().enumerate() {
             let at = h * SEGMENT + 16 * (group + g);
+            let mut score = S::to_f32::<L>(sums);
             if S::KV.scaled() {
-                sum = L::mul(sum, L::load(keys[g].scales));
+                score = L::mul(score, L::load(keys[g].scales));
             }
-            L::store(weights[at..][..16].as_mut_ptr(), L::mul(sum, scale));
+            L::store(weights[at..][..16].as_mut_ptr(), L::mul(score, L::splat(query[h].scale)));
         }
     }
 }
@@ -415,46 +442,71 @@ unsafe fn softmax<L: Lanes>(weights: &mut [f32], some: Within) -> (f32, f32) {
 /// Computes `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`; if values have scales, they are first
 /// multiplied into the weights.
 #[inline(always)]
-unsafe fn weigh<L: Lanes, S: Cached, const H: usize>(
+unsafe fn weigh<L: Lanes, S: Operand, const H: usize>(
     a: &Attention<'_>,
-    blocks: &[u32],
+    (blocks, next): (&[u32], &[u32]),
     kv_head: usize,
     some: Within,
-    weights: &mut [f32],
+    (weights, room): (&mut [f32], *mut i16),
     out: *mut f32,
 ) {
-    let wide = a.kv.shape.value_stride();
-    if S::KV.scaled() {
-        for at in (some.skipped..some.padded).step_by(16) {
-            let index = blocks[at / BLOCK_TOKENS] as usize * a.kv.shape.kv_heads + kv_head;
-            let (_, scales) = panel::<S>(&a.kv.values, index, wide);
-            let scales = L::load(scales.add(at % BLOCK_TOKENS));
-            for h in 0..H {
-                let weights = weights[h * SEGMENT + at..][..16].as_mut_ptr();
-                L::store(weights, L::mul(L::load(weights), scales));
+    let (shape, bytes) = (&a.kv.shape, size_of::<S::Number>());
+    let (dim, wide, len) = (shape.head_dim, shape.value_stride(), result(shape));
+    let index = |block: u32| block as usize * shape.kv_heads + kv_head;
+    let mut factors = [Factors::<S>::NONE; H];
+    for (h, weights) in weights.chunks_exact_mut(SEGMENT).take(H).enumerate() {
+        if S::KV.scaled() {
+            for at in (some.skipped..some.padded).step_by(16) {
+                let (_, scales) = panel::<S>(&a.kv.values, index(blocks[at / BLOCK_TOKENS]), wide);
+                let weights = weights[at..][..16].as_mut_ptr();
+                L::store(weights, L::mul(L::load(weights), L::load(scales.add(at % BLOCK_TOKENS))));
             }
+            // Scales of other keys may be anything.
+            weights[some.skipped..some.before].fill(0.0);
+            weights[some.count..some.padded].fill(0.0);
         }
+        let weights = weights[some.skipped..some.padded].as_ptr();
+        let room = room.add(h * SEGMENT);
+        let (first, scale) = S::factors::<L>(weights, some.padded - some.skipped, order::WEIGHT, room);
+        factors[h] = Factors { factors: first.wrapping_sub(some.skipped), scale };
     }
     for h in 0..H {
         for d in (0..wide).step_by(16) {
-            L::store(out.add(h * result(&a.kv.shape) + d), L::splat(0.0));
+            S::store::<L>(out.add(h * len + d), S::zero::<L>());
         }
     }
     for (b, &block) in blocks.iter().enumerate().skip(some.before / BLOCK_TOKENS) {
-        let index = block as usize * a.kv.shape.kv_heads + kv_head;
-        let (values, _) = panel::<S>(&a.kv.values, index, wide);
+        let (values, _) = panel::<S>(&a.kv.values, index(block), wide);
         let own = some.before.max(b * BLOCK_TOKENS)..some.count.min((b + 1) * BLOCK_TOKENS);
+        // Rows that are multiplied together are in one block, and those of other keys have weights of zero.
+        let own = own.start / S::ROWS * S::ROWS..own.end.next_multiple_of(S::ROWS);
         for first in own.clone().step_by(ROWS) {
             let rows = first..own.end.min(first + ROWS);
-            let values = values.add((first - b * BLOCK_TOKENS) * wide);
+            let first = first - b * BLOCK_TOKENS;
+            let columns = if pairs::<L>(H) { 32 } else { 16 };
+            let mut ahead = next.get(b).map_or(Ahead::NOTHING, |&next| {
+                let (keys, _) = panel::<S>(&a.kv.keys, index(next), dim);
+                Ahead::of(keys.cast::<u8>().wrapping_add(first * dim * bytes), columns * ROWS * bytes)
+            });
+            let values = values.add(first * wide);
             let mut d = 0;
             while pairs::<L>(H) && d + 32 <= wide {
-                weigh_columns::<L, S, H, 2>(&a.kv.shape, values.add(d), rows.clone(), weights, out.add(d));
+                ahead.prefetch::<L>();
+                weigh_columns::<L, S, H, 2>(shape, values.add(d), rows.clone(), factors, out.add(d));
                 d += 32;
             }
             while d < wide {
-                weigh_columns::<L, S, H, 1>(&a.kv.shape, values.add(d), rows.clone(), weights, out.add(d));
+                ahead.prefetch::<L>();
+                weigh_columns::<L, S, H, 1>(shape, values.add(d), rows.clone(), factors, out.add(d));
                 d += 16;
+            }
+        }
+    }
+    if S::KV.scaled() {
+        for (h, factors) in factors.iter().enumerate() {
+            for d in (0..wide).step_by(16) {
+                let out = out.add(h * len + d);
+                L::store(out, L::mul(S::to_f32::<L>(S::resume::<L>(out)), L::splat(factors.scale)));
             }
         }
     }
@@ -462,32 +514,31 @@ unsafe fn weigh<L: Lanes, S: Cached, const H: usize>(
 
 /// Adds some columns of the values of `rows`, which begin at `values`.
 #[inline(always)]
-unsafe fn weigh_columns<L: Lanes, S: Cached, const H: usize, const C: usize>(
+unsafe fn weigh_columns<L: Lanes, S: Operand, const H: usize, const C: usize>(
     shape: &KvShape,
     values: *const S::Number,
     rows: Range<usize>,
-    weights: &[f32],
+    factors: [Factors<S>; H],
     out: *mut f32,
 ) {
     let (wide, len) = (shape.value_stride(), result(shape));
-    let weights = weights[rows.start..][..(H - 1) * SEGMENT + rows.len()].as_ptr();
-    let mut sums = [[L::splat(0.0); C]; H];
+    let mut sums = [[S::zero::<L>(); C]; H];
     for (h, sums) in sums.iter_mut().enumerate() {
-        for (c, sum) in sums.iter_mut().enumerate() {
-            *sum = L::load(out.add(h * len + 16 * c));
+        for (c, sums) in sums.iter_mut().enumerate() {
+            *sums = S::resume::<L>(out.add(h * len + 16 * c));
         }
     }
-    for j in 0..rows.len() {
+    for j in (0..rows.len()).step_by(S::ROWS) {
         for c in 0..C {
-            let v = S::load::<L>(values.add(j * wide + 16 * c));
-            for (h, sums) in sums.iter_mut().enumerate() {
-                sums[c] = L::fma(L::splat(*weights.add(h * SEGMENT + j)), v, sums[c]);
+            let v = S::load::<L>(values.add(j * wide + 16 * c), wide);
+            for (sums, factors) in sums.iter_mut().zip(factors) {
+                sums[c] = S::add::<L>(sums[c], v, factors.factors.add(rows.start + j));
             }
         }
     }
     for (h, sums) in sums.into_iter().enumerate() {
-        for (c, sum) in sums.into_iter().enumerate() {
-            L::store(out.add(h * len + 16 * c), sum);
+        for (c, sums) in sums.into_iter().enumerate() {
+            S::store::<L>(out.add(h * len + 16 * c), sums);
         }
     }
 }

@@ -8,15 +8,15 @@
 //! values  [block][kv_head] { [BLOCK_TOKENS][value_stride] numbers,             [BLOCK_TOKENS] f32 scales }
 //! ```
 //!
-//! Only int8 has scales. Numbers are converted to f32 as they are loaded, so that attention is written once for all
-//! types; it multiplies scores and weights by scales, not numbers.
+//! Only int8 has scales, by which attention multiplies scores and weights, not numbers. See [`super::operands`] for how it
+//! multiplies numbers.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use crate::{
     BLOCK_TOKENS, KernelError, KvShape, KvType,
     cpu::{
-        generic::element::{Bf16, Element, F16, F32, Int8},
+        generic::element::{Bf16, F16, F32},
         memory::Buffer,
     },
 };
@@ -64,7 +64,9 @@ impl Kv {
 }
 
 /// A type in which the cache stores numbers.
-pub(crate) trait Cached: Element {
+pub(crate) trait Cached {
+    /// A stored number.
+    type Number: Copy + Default;
     /// The type as a value.
     const KV: KvType;
 
@@ -77,6 +79,7 @@ pub(crate) trait Cached: Element {
 }
 
 impl Cached for F32 {
+    type Number = f32;
     const KV: KvType = KvType::F32;
 
     #[inline(always)]
@@ -86,6 +89,7 @@ impl Cached for F32 {
 }
 
 impl Cached for F16 {
+    type Number = f16;
     const KV: KvType = KvType::F16;
 
     #[inline(always)]
@@ -95,6 +99,7 @@ impl Cached for F16 {
 }
 
 impl Cached for Bf16 {
+    type Number = bf16;
     const KV: KvType = KvType::Bf16;
 
     #[inline(always)]
@@ -103,7 +108,10 @@ impl Cached for Bf16 {
     }
 }
 
+pub(crate) struct Int8;
+
 impl Cached for Int8 {
+    type Number = i8;
     const KV: KvType = KvType::Int8;
 
     #[inline(always)]

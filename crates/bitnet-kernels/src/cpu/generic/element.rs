@@ -45,13 +45,3 @@ impl Element for Bf16 {
         L::load_bf16(p.cast())
     }
 }
-
-pub(crate) struct Int8;
-
-impl Element for Int8 {
-    type Number = i8;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const i8) -> L::F {
-        L::load_i8(p)
-    }
-}

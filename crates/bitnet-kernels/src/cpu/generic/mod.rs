@@ -15,6 +15,7 @@ pub(crate) mod grouped;
 pub(crate) mod int8;
 pub(crate) mod mass;
 pub(crate) mod nibbles;
+pub(crate) mod operands;
 pub(crate) mod peak;
 pub(crate) mod rotate;
 pub(crate) mod rows;

@@ -12,8 +12,8 @@ use crate::{
     BLOCK_TOKENS, Gate, HeadNorms, KvShape, KvType, Norm, Norms, Run,
     cpu::{
         generic::{
-            cache::{self, Cached},
-            element::{Bf16, F16, F32, Int8},
+            cache::{self, Cached, Int8},
+            element::{Bf16, F16, F32},
             exp, load_partial, load_up_to, negated,
             rotate::{self, Rotation},
             sigmoid, silu, store_partial, store_up_to,

@@ -28,6 +28,7 @@ macro_rules! ymm_lanes {
             type D = [__m256d; 4];
             type I = [__m256i; 2];
             type Codes = [__m256i; 2];
+            type Pairs = [__m256i; 2];
             const TILE: (usize, usize) = (1, 5);
             $($rest)*
 
@@ -147,6 +148,25 @@ macro_rules! ymm_lanes {
                     both!(x, x => _mm256_sra_epi32(x, _mm_cvtsi32_si128(2 * plane as i32)))
                 };
                 fn to_f32(x: Self::I) -> Self::F = both!(x, x => _mm256_cvtepi32_ps(x));
+                fn load_i(p: *const i32) -> Self::I = both!([p, p.add(8)], p => _mm256_loadu_si256(p.cast()));
+                fn store_i(p: *mut i32, x: Self::I) = {
+                    _mm256_storeu_si256(p.cast(), x[0]);
+                    _mm256_storeu_si256(p.add(8).cast(), x[1]);
+                };
+                fn narrow(p: *mut i16, x: Self::F) = {
+                    let q = both!(x, x => _mm256_cvtps_epi32(x));
+                    // Packing works within 128-bit halves: the permutation restores the order.
+                    let words = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[0], q[1]), 0b11_01_10_00);
+                    _mm256_storeu_si256(p.cast(), words);
+                };
+                fn load_pairs(first: *const i8, second: *const i8) -> Self::Pairs = {
+                    let (a, b) = (_mm_loadu_si128(first.cast()), _mm_loadu_si128(second.cast()));
+                    both!([_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b)], x => _mm256_cvtepi8_epi16(x))
+                };
+                fn dot_pairs(sum: Self::I, pairs: Self::Pairs, p: *const i16) -> Self::I = {
+                    let factors = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+                    Self::add_i(sum, both!(pairs, x => _mm256_madd_epi16(x, factors)))
+                };
                 fn load_codes(p: *const u8) -> Self::Codes = {
                     [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())]
                 };

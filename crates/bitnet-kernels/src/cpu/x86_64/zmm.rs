@@ -9,6 +9,7 @@ macro_rules! zmm_lanes {
             type D = [__m512d; 2];
             type I = __m512i;
             type Codes = __m512i;
+            type Pairs = __m512i;
             const TILE: (usize, usize) = (4, 6);
             /// A sixth token would spill sums to memory.
             const GROUP_TOKENS: usize = 5;
@@ -86,6 +87,26 @@ macro_rules! zmm_lanes {
                     _mm512_sra_epi32(x, _mm_cvtsi32_si128(2 * plane as i32))
                 };
                 fn to_f32(x: Self::I) -> Self::F = _mm512_cvtepi32_ps(x);
+                fn load_i(p: *const i32) -> Self::I = _mm512_loadu_si512(p.cast());
+                fn store_i(p: *mut i32, x: Self::I) = _mm512_storeu_si512(p.cast(), x);
+                fn narrow(p: *mut i16, x: Self::F) = {
+                    _mm256_storeu_si256(p.cast(), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+                };
+                fn load_pairs(first: *const i8, second: *const i8) -> Self::Pairs = {
+                    let (a, b) = (_mm_loadu_si128(first.cast()), _mm_loadu_si128(second.cast()));
+                    let numbers = _mm512_cvtepi8_epi16(_mm256_set_m128i(b, a));
+                    // Pair `i` has the numbers `i` and `16 + i`.
+                    let second = _mm512_set1_epi32(16 << 16);
+                    let each = _mm512_setr_epi32(
+                        0, 0x10001, 0x20002, 0x30003, 0x40004, 0x50005, 0x60006, 0x70007, 0x80008, 0x90009, 0xA000A,
+                        0xB000B, 0xC000C, 0xD000D, 0xE000E, 0xF000F,
+                    );
+                    _mm512_permutexvar_epi16(_mm512_add_epi32(each, second), numbers)
+                };
+                fn dot_pairs(sum: Self::I, pairs: Self::Pairs, p: *const i16) -> Self::I = {
+                    let factors = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
+                    _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, factors))
+                };
                 fn load_codes(p: *const u8) -> Self::Codes = _mm512_loadu_si512(p.cast());
                 fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = {
                     _mm512_and_si512(codes, _mm512_set1_epi8((3u8 << (2 * plane)) as i8))
