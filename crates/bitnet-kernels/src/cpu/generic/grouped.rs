@@ -3,7 +3,7 @@
 //!
 //! As in [`super::ternary`], a panel of 64 rows stays in cache while tiles of tokens pass over it. The integer sums of
 //! a tile stay in registers for the length of a group; they are then converted to floats and added to the totals of the
-//! tile, which 512-bit instruction sets keep in L1.
+//! tile, which 512-bit instruction sets and AVX2 keep in L1.
 //!
 //! Layout: [`super::super::panels`]. With 512-bit vectors, a group of 128 columns by 64 rows and `T` tokens takes 8
 //! blocks as in [`super::ternary`], and then `4 T` each of subtractions, conversions, products of scales, fused
@@ -17,7 +17,7 @@ use std::ops::Range;
 use bitnet_tensor::quant::{GROUP, GroupQuant};
 
 use crate::cpu::{
-    generic::ternary::{AHEAD, Output, put},
+    generic::ternary::{AHEAD, Output, one_group, put},
     lanes::Lanes,
     panels::{BLOCK, BLOCK_BYTES, PANEL_ROWS, Panels, SCALE_BYTES},
     pool::share,
@@ -213,41 +213,4 @@ unsafe fn one_token<L: Lanes, const R: usize>(a: &Grouped<'_>, panel: usize, pas
     for r in 0..PANEL_ROWS / 16 {
         put::<L>(&a.out, a.w.rows, panel * PANEL_ROWS + 16 * r, 0, totals[r]);
     }
-}
-
-/// Multiplies `R` row groups by one token over some blocks. Where the instruction set allows it, codes are masked in
-/// place and the planes' factors (1, 4, 16, 64) shifted out at the end.
-#[inline(always)]
-unsafe fn one_group<L: Lanes, const R: usize>(
-    mut codes: *const u8,
-    mut x: *const i8,
-    blocks: usize,
-    ahead: usize,
-) -> [L::I; R] {
-    let mut sums = [L::zero_i(); R];
-    if !L::WIDE_CODES {
-        let [parts] = L::dot_blocks::<R, 1>(codes, x, 0, blocks, ahead);
-        for r in 0..R {
-            sums[r] = L::widen(parts[r]);
-        }
-        return sums;
-    }
-    let mut parts = [[L::zero_part(); 4]; R]; // [row group][plane]
-    for _ in 0..blocks {
-        for r in 0..R {
-            let v = L::load_codes(codes.add(64 * r));
-            L::prefetch(codes.wrapping_add(64 * r).wrapping_add(ahead));
-            for plane in 0..4 {
-                parts[r][plane] = L::dot(parts[r][plane], L::mask_plane(v, plane), x.add(4 * plane));
-            }
-        }
-        codes = codes.wrapping_add(BLOCK_BYTES);
-        x = x.wrapping_add(BLOCK);
-    }
-    for r in 0..R {
-        for plane in 0..4 {
-            sums[r] = L::add_i(sums[r], L::shift_plane(L::widen(parts[r][plane]), plane));
-        }
-    }
-    sums
 }

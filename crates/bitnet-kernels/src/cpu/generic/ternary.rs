@@ -28,10 +28,6 @@ use crate::cpu::{
 /// Distance of prefetches in bytes: far enough to hide the latency of memory, near enough to stay in L1.
 pub(crate) const AHEAD: usize = 8192;
 
-/// Maximum number of columns for which the sums of [`one_token`] fit 32 bits: a block of 16 adds at most
-/// 4 * 128 * 128 to a sum.
-const ONE_TOKEN_COLS: usize = 16 * ((1 << 31) / (4 * 128 * 128) - 1);
-
 pub(crate) struct BitLinear<'a> {
     pub(crate) w: &'a Panels,
     /// Of every row, padded to whole panels.
@@ -62,12 +58,13 @@ pub(crate) unsafe fn bit_linear<L: Lanes>(a: &BitLinear<'_>, panels: Range<usize
     debug_assert!(a.x_stride >= a.w.blocks() * BLOCK, "rows must be padded to whole blocks");
     debug_assert!(a.x.len() >= n * a.x_stride, "there must be a row for every token");
     for panel in panels {
-        if n == 1 && L::WIDE_CODES && a.w.cols <= ONE_TOKEN_COLS {
-            one_token::<L>(a, panel);
-            continue;
-        }
         if n == 1 {
-            tile::<L, 4, 1>(a, panel, 0, 0);
+            // The planes of four row groups need sums in 32 registers.
+            if L::WIDE_REGISTERS || !L::WIDE_CODES {
+                one_token::<L, 4>(a, panel);
+            } else {
+                one_token::<L, 1>(a, panel);
+            }
             continue;
         }
         // Tiles of nearly equal size: a last tile of a token or two would cost as much as a full one.
@@ -147,33 +144,77 @@ unsafe fn tile<L: Lanes, const R: usize, const T: usize>(
     }
 }
 
-/// Multiplies a whole panel by a single token: one mask and one dot product per plane, with the planes' factors (1, 4,
-/// 16, 64) shifted out once at the end. Prefetches gain 4 % on Zen 5, where products of groups gain 30 %; Zen 4, whose
-/// hardware prefetches suffice, loses 2 %.
+/// Blocks that [`one_group`] multiplies at a time, so that its sums fit.
+const fn blocks_of_one<L: Lanes>() -> usize {
+    match (L::WIDE_CODES, L::WIDE_REGISTERS) {
+        (false, _) => L::STEPS / 4,
+        // A block adds at most 4 * 128 * 128 to a sum of 32 bits.
+        (true, true) => (1 << 31) / (4 * 128 * 128) - 1,
+        // A row group at a time, and so few blocks that the others stay in L1 meanwhile.
+        (true, false) => 32,
+    }
+}
+
+/// Multiplies a whole panel by a single token, `R` row groups at a time.
 #[inline(always)]
-unsafe fn one_token<L: Lanes>(a: &BitLinear<'_>, panel: usize) {
-    let blocks = a.w.blocks();
-    let mut codes = a.w.panel(panel).as_ptr();
-    let mut x = a.x.as_ptr();
-    let mut parts = [[L::zero_part(); 4]; 4]; // [group][plane]
+unsafe fn one_token<L: Lanes, const R: usize>(a: &BitLinear<'_>, panel: usize) {
+    let (mut codes, mut x) = (a.w.panel(panel).as_ptr(), a.x.as_ptr());
+    let mut sums = [L::zero_i(); PANEL_ROWS / 16];
+    let mut left = a.w.blocks();
+    while left > 0 {
+        let run = left.min(blocks_of_one::<L>());
+        for first in (0..PANEL_ROWS / 16).step_by(R) {
+            let parts = one_group::<L, R>(codes.add(64 * first), x, run, AHEAD);
+            for r in 0..R {
+                sums[first + r] = L::add_i(sums[first + r], parts[r]);
+            }
+        }
+        codes = codes.wrapping_add(run * BLOCK_BYTES);
+        x = x.wrapping_add(run * BLOCK);
+        left -= run;
+    }
+    for (group, sum) in sums.into_iter().enumerate() {
+        finish::<L>(a, panel, group, 0, sum);
+    }
+}
+
+/// Multiplies `R` row groups by one token over some blocks. Where the instruction set allows it, codes are masked in
+/// place, with one mask and one dot product per plane, and the planes' factors (1, 4, 16, 64) shifted out at the end.
+/// Prefetches gain 4 % on Zen 5, where products of groups gain 30 %; Zen 4, whose hardware prefetches suffice, loses
+/// 2 %.
+#[inline(always)]
+pub(crate) unsafe fn one_group<L: Lanes, const R: usize>(
+    mut codes: *const u8,
+    mut x: *const i8,
+    blocks: usize,
+    ahead: usize,
+) -> [L::I; R] {
+    let mut sums = [L::zero_i(); R];
+    if !L::WIDE_CODES {
+        let [parts] = L::dot_blocks::<R, 1>(codes, x, 0, blocks, ahead);
+        for r in 0..R {
+            sums[r] = L::widen(parts[r]);
+        }
+        return sums;
+    }
+    let mut parts = [[L::zero_part(); 4]; R]; // [row group][plane]
     for _ in 0..blocks {
-        for (group, parts) in parts.iter_mut().enumerate() {
-            let v = L::load_codes(codes.add(64 * group));
-            L::prefetch(codes.wrapping_add(64 * group + AHEAD));
-            for (plane, part) in parts.iter_mut().enumerate() {
-                *part = L::dot(*part, L::mask_plane(v, plane), x.add(4 * plane));
+        for r in 0..R {
+            let v = L::load_codes(codes.add(64 * r));
+            L::prefetch(codes.wrapping_add(64 * r).wrapping_add(ahead));
+            for plane in 0..4 {
+                parts[r][plane] = L::dot(parts[r][plane], L::mask_plane(v, plane), x.add(4 * plane));
             }
         }
         codes = codes.wrapping_add(BLOCK_BYTES);
         x = x.wrapping_add(BLOCK);
     }
-    for (group, parts) in parts.into_iter().enumerate() {
-        let mut sum = L::zero_i();
-        for (plane, part) in parts.into_iter().enumerate() {
-            sum = L::add_i(sum, L::shift_plane(L::widen(part), plane));
+    for r in 0..R {
+        for plane in 0..4 {
+            sums[r] = L::add_i(sums[r], L::shift_plane(L::widen(parts[r][plane]), plane));
         }
-        finish::<L>(a, panel, group, 0, sum);
     }
+    sums
 }
 
 /// Turns the sums of 16 rows into outputs.

@@ -1,15 +1,21 @@
 //! AVX2: `vpmaddubsw` multiplies u8 codes by i8 activations and adds pairs in 16 bits.
 //!
 //! Two instructions for 32 products. A group of 16 rows by 16 columns and 5 tokens takes 80 of them and 14 to unpack,
-//! which bounds many tokens: they reach 84 % of the products from registers, 157 x 10^9 per second on one core of Zen
-//! 4. One token needs the same 14 for 16 and reaches 62 %; with two or more threads it is bound by memory.
+//! which bounds many tokens. The loop is in assembly ([`many`]), because the compiler keeps the codes of several planes
+//! at once and spills sums. One token takes 16 and 10 to unpack ([`one`]); with two or more threads it is bound by
+//! memory.
 #![allow(unsafe_op_in_unsafe_fn, reason = "instructions only: see `Lanes` for the contract")]
+#![allow(clippy::needless_range_loop, reason = "halves of several vectors are indexed together")]
 
-use std::arch::x86_64::*;
+use std::{
+    arch::{asm, x86_64::*},
+    mem::MaybeUninit,
+};
 
 use crate::cpu::{
     generic::kernel_set,
-    lanes::instructions,
+    lanes::{Lanes, instructions},
+    panels::{BLOCK, BLOCK_BYTES},
     x86_64::ymm::{both, ymm_lanes},
 };
 
@@ -22,12 +28,31 @@ ymm_lanes!(Avx2 {
     /// Sums of pairs in 16 bits. A step adds at most 2 * 2 * 128 in magnitude, so 60 steps stay below 2^15.
     type Part = [__m256i; 2];
     const STEPS: usize = 60;
-    /// A fifth token would spill sums to memory.
-    const GROUP_TOKENS: usize = 4;
     const WIDE_CODES: bool = false;
     /// Keeps a pair of products below 2^15.
     const MAX_QUANT: i32 = 63;
     const BYTE_OFFSET: i32 = 128;
+
+    #[inline(always)]
+    unsafe fn dot_blocks<const R: usize, const T: usize>(
+        codes: *const u8,
+        x: *const i8,
+        x_stride: usize,
+        blocks: usize,
+        ahead: usize,
+    ) -> [[Self::Part; R]; T] {
+        if T == 1 {
+            return [one(codes, x, blocks, ahead); T];
+        }
+        let mut parts = [[Self::zero_part(); R]; T];
+        for r in 0..R {
+            let sums: [_; T] = many(codes.add(64 * r), x, x_stride, blocks, ahead);
+            for (parts, sums) in parts.iter_mut().zip(sums) {
+                parts[r] = sums;
+            }
+        }
+        parts
+    }
 
     instructions! {
         fn zero_part() -> Self::Part = [_mm256_setzero_si256(); 2];
@@ -45,3 +70,154 @@ ymm_lanes!(Avx2 {
         };
     }
 });
+
+type Part = <Avx2 as Lanes>::Part;
+
+/// Blocks of which 16 bits hold the sums of codes up to 3 that are masked in place.
+const IN_PLACE: usize = 4;
+
+/// Multiplies `R` row groups by one token. Every second plane is masked where it is, four times its value, and has sums
+/// of its own, which saves two of three shifts.
+#[inline(always)]
+unsafe fn one<const R: usize>(
+    mut codes: *const u8,
+    mut x: *const i8,
+    blocks: usize,
+    ahead: usize,
+) -> [Part; R] {
+    let mut parts = [Avx2::zero_part(); R];
+    let mut left = blocks;
+    while left > 0 {
+        let run = left.min(IN_PLACE);
+        for (r, part) in parts.iter_mut().enumerate() {
+            let (mut codes, mut x) = (codes.add(64 * r), x);
+            let [mut even, mut odd] = [Avx2::zero_part(); 2];
+            for _ in 0..run {
+                let v = Avx2::load_codes(codes);
+                Avx2::prefetch(codes.wrapping_add(ahead));
+                let upper = both!(v, v => _mm256_srli_epi16(v, 4));
+                even = Avx2::dot(even, Avx2::mask_plane(v, 0), x);
+                odd = Avx2::dot(odd, Avx2::mask_plane(v, 1), x.add(4));
+                even = Avx2::dot(even, Avx2::mask_plane(upper, 0), x.add(8));
+                odd = Avx2::dot(odd, Avx2::mask_plane(upper, 1), x.add(12));
+                codes = codes.wrapping_add(BLOCK_BYTES);
+                x = x.wrapping_add(BLOCK);
+            }
+            for half in 0..2 {
+                let sum = _mm256_add_epi16(even[half], _mm256_srai_epi16(odd[half], 2));
+                part[half] = _mm256_add_epi16(part[half], sum);
+            }
+        }
+        // After the last block these may point past the end; they are not dereferenced.
+        codes = codes.wrapping_add(run * BLOCK_BYTES);
+        x = x.wrapping_add(run * BLOCK);
+        left -= run;
+    }
+    parts
+}
+
+/// Code 3 in every byte.
+static LOWEST: [u8; 32] = [3; 32];
+
+/// The instructions for one plane: those that put its codes into `ymm12` and `ymm13`, and for every token the place of
+/// its activations and the registers of its sums.
+macro_rules! plane {
+    ($codes:expr, $offset:literal, $($x:literal $low:literal $high:literal),*) => {
+        concat!(
+            $codes,
+            $(
+                "vpbroadcastd ymm11, [{x}", $x, $offset, "]\n",
+                "vpmaddubsw ymm10, ymm12, ymm11\n",
+                "vpaddw ", $low, ", ", $low, ", ymm10\n",
+                "vpmaddubsw ymm11, ymm13, ymm11\n",
+                "vpaddw ", $high, ", ", $high, ", ymm11\n",
+            )*
+        )
+    };
+}
+
+/// The instructions that put the codes of a later plane, so many bits up, into `ymm12` and `ymm13`.
+macro_rules! shifted {
+    ($bits:literal) => {
+        concat!(
+            "vpsrlw ymm12, ymm14, ",
+            $bits,
+            "\n",
+            "vpsrlw ymm13, ymm15, ",
+            $bits,
+            "\n",
+            "vpand ymm12, ymm12, [{lowest}]\n",
+            "vpand ymm13, ymm13, [{lowest}]\n",
+        )
+    };
+}
+
+/// The loop of [`many`]. Each token has a place of activations and two registers of sums. It reads whole blocks of
+/// codes and 16 activations of every token for each, and writes 64 bytes a token.
+macro_rules! multiply {
+    (
+        $codes:ident, $x:ident, $stride:ident, $blocks:ident, $ahead:ident, $sums:ident:
+        $($at:literal $low:literal $high:literal),*
+    ) => {
+        asm!(
+            concat!(
+                "/* {stride} {stride3} */\n",
+                $("vpxor ", $low, ", ", $low, ", ", $low, "\n", "vpxor ", $high, ", ", $high, ", ", $high, "\n",)*
+                "2:\n",
+                "vmovdqu ymm14, [{codes}]\n",
+                "vmovdqu ymm15, [{codes} + 32]\n",
+                "prefetcht0 [{codes} + {ahead}]\n",
+                plane!("vpand ymm12, ymm14, [{lowest}]\nvpand ymm13, ymm15, [{lowest}]\n", "", $($at $low $high),*),
+                plane!(shifted!(2), " + 4", $($at $low $high),*),
+                plane!(shifted!(4), " + 8", $($at $low $high),*),
+                plane!(shifted!(6), " + 12", $($at $low $high),*),
+                "add {codes}, {block_bytes}\n",
+                "add {x}, {block}\n",
+                "dec {blocks}\n",
+                "jnz 2b\n",
+                $("vmovdqu [{sums}], ", $low, "\n", "vmovdqu [{sums} + 32], ", $high, "\n", "add {sums}, 64\n",)*
+            ),
+            codes = inout(reg) $codes => _,
+            x = inout(reg) $x => _,
+            blocks = inout(reg) $blocks => _,
+            sums = inout(reg) $sums => _,
+            stride = in(reg) $stride,
+            stride3 = in(reg) $stride.wrapping_mul(3),
+            ahead = in(reg) $ahead,
+            lowest = in(reg) LOWEST.as_ptr(),
+            block_bytes = const BLOCK_BYTES,
+            block = const BLOCK,
+            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _, out("ymm4") _, out("ymm5") _,
+            out("ymm6") _, out("ymm7") _, out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
+            options(nostack),
+        )
+    };
+}
+
+/// Multiplies a row group by 2 to 5 tokens, over one block at least. All registers are used: `ymm0` to `ymm9` for sums,
+/// `ymm10` and `ymm11` for products, `ymm12` and `ymm13` for a plane, `ymm14` and `ymm15` for all planes.
+#[inline(always)]
+unsafe fn many<const T: usize>(
+    codes: *const u8,
+    x: *const i8,
+    stride: usize,
+    blocks: usize,
+    ahead: usize,
+) -> [Part; T] {
+    debug_assert!(blocks > 0, "the loop ends after a block");
+    let mut parts = MaybeUninit::<[Part; T]>::uninit();
+    let sums = parts.as_mut_ptr();
+    match T {
+        2 => multiply!(codes, x, stride, blocks, ahead, sums: "" "ymm0" "ymm1", " + {stride}" "ymm2" "ymm3"),
+        3 => multiply!(codes, x, stride, blocks, ahead, sums: "" "ymm0" "ymm1", " + {stride}" "ymm2" "ymm3",
+            " + 2 * {stride}" "ymm4" "ymm5"),
+        4 => multiply!(codes, x, stride, blocks, ahead, sums: "" "ymm0" "ymm1", " + {stride}" "ymm2" "ymm3",
+            " + 2 * {stride}" "ymm4" "ymm5", " + {stride3}" "ymm6" "ymm7"),
+        5 => multiply!(codes, x, stride, blocks, ahead, sums: "" "ymm0" "ymm1", " + {stride}" "ymm2" "ymm3",
+            " + 2 * {stride}" "ymm4" "ymm5", " + {stride3}" "ymm6" "ymm7", " + 4 * {stride}" "ymm8" "ymm9"),
+        _ => unreachable!("{T} tokens"),
+    }
+    // The loop has stored two vectors for every token.
+    parts.assume_init()
+}
