@@ -136,6 +136,65 @@ fn tokens_drawn_from_bounds_are_those_drawn_from_all_logits_on_any_isa() {
     }
 }
 
+/// Flat logits, of which bounds alone rarely say whether top-p keeps a token. All tokens are drawn without most logits.
+#[test]
+fn a_token_that_top_p_may_cut_needs_few_logits_on_any_isa() {
+    const VOCAB: usize = 32_001;
+    let tiny = Synthetic::named("tiny").unwrap();
+    let source = Synthetic::of(ModelSpec { vocab: VOCAB, ..tiny.spec().clone() });
+    for isa in Isa::available() {
+        let cpu = Cpu::new(isa, 2).unwrap();
+        let mut model = Transformer::load(source.spec(), &source, cpu, LIMITS, &mut |_, _| {}).unwrap();
+        let all = forward(&mut model, 1, Wanted::All);
+        let before = model.backend_ref().head_counts();
+        let draws = 60;
+        for position in 0..draws {
+            let ask =
+                SamplingParams { temperature: 0.2, top_p: 0.9, seed: 1, position, ..SamplingParams::GREEDY };
+            let some = forward(&mut model, 1, Wanted::Token(ask));
+            assert_eq!(some.drawn(0), Some(draw::drawn(all.row(0), &ask)), "{isa:?} position {position}");
+        }
+        let work = model.backend_ref().head_counts() - before;
+        let computed = work.rescored as f64 / (f64::from(draws) * VOCAB as f64);
+        assert!(work.undecided == 0 && computed < 0.03, "{isa:?}: {computed} of a row computed, {work:?}");
+    }
+}
+
+/// A vocabulary so small that the best of each panel are fewer than top-k needs.
+#[test]
+fn top_k_of_a_small_vocabulary_is_drawn_by_bounds_on_any_isa() {
+    let tiny = Synthetic::named("tiny").unwrap();
+    let source = Synthetic::of(ModelSpec { vocab: 2047, ..tiny.spec().clone() });
+    let open = SamplingParams { temperature: 0.3, top_k: 40, seed: 4, ..SamplingParams::GREEDY };
+    let changed = |token: u32| Change { repetition: 1.2, less: 0.1, ..Change::none(token * 9) };
+    let (none, many): (Vec<Change>, Vec<Change>) = (Vec::new(), (0..200).map(changed).collect());
+    for isa in Isa::available() {
+        let cpu = Cpu::new(isa, 2).unwrap();
+        let mut model = Transformer::load(source.spec(), &source, cpu, LIMITS, &mut |_, _| {}).unwrap();
+        let all = forward(&mut model, 1, Wanted::All);
+        for changes in [&none, &many] {
+            let mut row = all.row(0).to_vec();
+            for change in changes {
+                let logit = &mut row[change.token as usize];
+                *logit = change.apply(*logit);
+            }
+            for position in 0..20 {
+                for top_p in [1.0, 0.6] {
+                    let ask = SamplingParams { position, top_p, ..open };
+                    let (mut batch, mut logits) = (Batch::new(), Logits::default());
+                    batch.push(&[0], 0, &[0], 0..1);
+                    batch.want_changed(0, ask, changes, None);
+                    let before = model.backend_ref().head_counts();
+                    model.forward(&batch, &mut logits).unwrap();
+                    let work = model.backend_ref().head_counts() - before;
+                    assert_eq!(logits.drawn(0), Some(draw::drawn(&row, &ask)), "{isa:?} {ask:?}");
+                    assert!(work.drawn == 1 && (40..120).contains(&work.rescored), "{isa:?} {work:?}");
+                }
+            }
+        }
+    }
+}
+
 /// Penalties, biases and bans, of likely and of other tokens, few and many, after which a token is drawn.
 #[test]
 fn tokens_drawn_after_changes_of_logits_are_those_drawn_from_all_of_them_on_any_isa() {
@@ -177,9 +236,12 @@ fn tokens_drawn_after_changes_of_logits_are_those_drawn_from_all_of_them_on_any_
                 let (mut batch, mut logits) = (Batch::new(), Logits::default());
                 batch.push(&[0], 0, &[0], 0..1);
                 batch.want_changed(0, ask, changes, None);
+                let before = model.backend_ref().head_counts();
                 model.forward(&batch, &mut logits).unwrap();
                 let expected = draw::drawn(&changed, &ask);
                 assert!(ask.top_p < 1.0 || logits.drawn(0).is_some(), "{isa:?} {ask:?}: not drawn");
+                let computed = (model.backend_ref().head_counts() - before).rescored;
+                assert!(ask.top_p < 1.0 || computed < 300, "{isa:?} {ask:?}: {computed} logits");
                 match logits.drawn(0) {
                     Some(drawn) => assert_eq!(drawn, expected, "{isa:?} {} changes {ask:?}", changes.len()),
                     None => assert_eq!(logits.row(0), row, "{isa:?} {ask:?}"),

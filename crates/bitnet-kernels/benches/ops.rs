@@ -2,15 +2,15 @@
 //!
 //! Prints one JSON object with a row per measurement: the median, minimum and maximum of runs that take turns with a
 //! register loop of the same products. `cargo xtask bench` runs it. Names of parts (`products`, `grouped`, `head`,
-//! `attention`, `depth`, `delta`, `rotation`) select those; `--threads N` and `--isa NAME` set threads and instruction set.
+//! `draws`, `attention`, `depth`, `delta`, `rotation`) select those; `--threads N` and `--isa NAME` set threads and instruction set.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports")]
 
 use std::time::Instant;
 
 use bitnet_kernels::{
-    BLOCK_TOKENS, Backend, Cpu, DeltaShape, DeltaWeights, Edits, Grouping, Inspect, Isa, KvShape, KvType,
-    Rotate, RowOrder, RowsKind, Run, Step, Wanted, memory_bandwidth,
+    BLOCK_TOKENS, Backend, Change, Cpu, DeltaShape, DeltaWeights, Edits, Grouping, Inspect, Isa, KvShape,
+    KvType, Rotate, RowOrder, RowsKind, Run, SamplingParams, Step, Wanted, memory_bandwidth,
 };
 use bitnet_tensor::{BitNetTensor, DType, SharedBytes, TernaryTensor};
 use half::f16;
@@ -45,6 +45,9 @@ fn main() {
     }
     if wanted("head") {
         rows.extend(head(&mut cpu));
+    }
+    if wanted("draws") {
+        rows.extend(draws(&mut cpu));
     }
     if wanted("attention") {
         rows.extend(attention(&mut cpu));
@@ -177,18 +180,9 @@ fn beside(cpu: &mut Cpu, tokens: usize, [rows, cols]: [usize; 2], group: usize) 
 /// copy, and the logits that are not ruled out.
 fn head(cpu: &mut Cpu) -> Vec<Value> {
     let (vocab, cols, most) = (128_256, 2560, 32);
-    let mut random = 1u32;
-    let mut noise = move || {
-        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        random >> 16
-    };
-    // Sign and mantissa are random, the exponent is one of four.
-    let bytes: Vec<u8> = (0..vocab * cols)
-        .flat_map(|_| {
-            let bits = noise() as u16;
-            (bits & 0x807F | (122 - (bits >> 8 & 3)) << 7).to_le_bytes()
-        })
-        .collect();
+    let mut noise = noise();
+    let bytes =
+        random_bf16(vocab * cols, &mut noise).into_iter().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
     let weights = BitNetTensor::new(DType::BF16, [vocab, cols], SharedBytes::new(bytes)).unwrap();
     let mut table = cpu.table(&weights).unwrap();
     cpu.prepare_shortlist(&mut table, None).unwrap();
@@ -206,6 +200,127 @@ fn head(cpu: &mut Cpu) -> Vec<Value> {
         with(row, json!({ "op": "top_logits", "tokens": tokens, "rows": vocab, "cols": cols }))
     };
     [1, 2, 4, 8, 32].map(at).into()
+}
+
+/// Numbers of 16 bits.
+fn noise() -> impl FnMut() -> u32 {
+    let mut random = 1u32;
+    move || {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        random >> 16
+    }
+}
+
+/// Numbers whose sign and mantissa are random, and whose exponent is one of four.
+fn random_bf16(count: usize, noise: &mut impl FnMut() -> u32) -> Vec<u16> {
+    let mut one = || {
+        let bits = noise() as u16;
+        bits & 0x807F | (122 - (bits >> 8 & 3)) << 7
+    };
+    (0..count).map(|_| one()).collect()
+}
+
+/// Draws one token of each row, beside finding the most likely one, with heads of three kinds: random and so flat, as
+/// `synthetic:2b4t` has; the same, but for each token 50 rows whose logits are `22 - 1.3 ln(rank)`, while the others
+/// have a deviation of 1.4; and the latter in the shape of the built-in model's head. Draws take turns with the most
+/// likely tokens; times are means, because few draws cost much more than others.
+fn draws(cpu: &mut Cpu) -> Vec<Value> {
+    let heads = [
+        ("flat", [128_256, 2560], [1, 8].as_slice()),
+        ("peaked", [128_256, 2560], &[1, 8]),
+        ("small", [2048, 256], &[1]),
+    ];
+    heads.iter().flat_map(|&(head, shape, tokens)| draws_from(cpu, head, shape, tokens)).collect()
+}
+
+fn draws_from(cpu: &mut Cpu, head: &str, [vocab, cols]: [usize; 2], tokens: &[usize]) -> Vec<Value> {
+    const LIKELY: usize = 50;
+    let most = 8;
+    let mut noise = noise();
+    let mut table = random_bf16(vocab * cols, &mut noise);
+    // Each row has the length of an RMS norm's output.
+    let mut values: Vec<f32> =
+        (0..most * cols).map(|_| (0..4).map(|_| noise() as f32 - 32767.5).sum()).collect();
+    for x in values.chunks_exact_mut(cols) {
+        let rms = (x.iter().map(|x| x * x).sum::<f32>() / cols as f32).sqrt();
+        x.iter_mut().for_each(|x| *x /= rms);
+    }
+    if head != "flat" {
+        for (token, x) in values.chunks_exact(cols).enumerate() {
+            for rank in 0..LIKELY {
+                let row = (token * LIKELY + rank) * 37 % vocab;
+                let row = &mut table[row * cols..][..cols];
+                let float = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+                let logit: f32 = row.iter().zip(x).map(|(&w, x)| float(w) * x).sum();
+                let more = (22.0 - 1.3 * (1.0 + rank as f32).ln() - logit) / cols as f32;
+                row.iter_mut().zip(x).for_each(|(w, x)| *w = ((float(*w) + more * x).to_bits() >> 16) as u16);
+            }
+        }
+    }
+    let bytes = table.into_iter().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let weights = BitNetTensor::new(DType::BF16, [vocab, cols], SharedBytes::new(bytes)).unwrap();
+    let mut table = cpu.table(&weights).unwrap();
+    cpu.prepare_shortlist(&mut table, None).unwrap();
+    let mut x = cpu.rows(most, cols, RowsKind::Intermediate).unwrap();
+    cpu.write(&mut x, &values).unwrap();
+    let mut logits = vec![0.0; most * vocab];
+    let warm = SamplingParams { temperature: 1.0, seed: 1, ..SamplingParams::GREEDY };
+    let penalties = |change| Change { less: 0.5, ..change };
+    let repetition = |change| Change { repetition: 1.1, ..change };
+    let ways: [(_, _, Option<fn(Change) -> Change>); 7] = [
+        ("temperature 1", warm, None),
+        ("temperature 0.7, top-p 0.9", SamplingParams { temperature: 0.7, top_p: 0.9, ..warm }, None),
+        ("temperature 1, top-k 40", SamplingParams { top_k: 40, ..warm }, None),
+        ("temperature 1, min-p 0.05", SamplingParams { min_p: 0.05, ..warm }, None),
+        ("temperature 1, penalties of 100 tokens", warm, Some(penalties)),
+        (
+            "temperature 0.7, top-p 0.9, penalties of 100 tokens",
+            SamplingParams { temperature: 0.7, top_p: 0.9, ..warm },
+            Some(penalties),
+        ),
+        ("most likely, penalties of 100 tokens", SamplingParams::GREEDY, Some(repetition)),
+    ];
+    let mut rows = Vec::new();
+    for &tokens in tokens {
+        for (how, params, penalty) in ways {
+            let changes: Vec<Change> =
+                penalty.iter().flat_map(|penalty| (0..100).map(|i| penalty(Change::none(i * 19)))).collect();
+            let edits = Edits { changes: &changes, masks: &[] };
+            let mut drawn = vec![None; tokens];
+            let logits = &mut logits[..tokens * vocab];
+            let (calls, times) = if vocab > 1 << 14 { (1, 100 / tokens.min(2)) } else { (50, 100) };
+            let before = cpu.head_counts();
+            let mut seconds = [0.0; 2];
+            for turn in 0..times as u32 {
+                for (way, seconds) in seconds.iter_mut().enumerate() {
+                    let begun = Instant::now();
+                    for call in 0..calls {
+                        let wanted: Vec<Wanted> = (0..tokens as u32)
+                            .map(|token| {
+                                let params =
+                                    SamplingParams { position: turn * calls + call, choice: token, ..params };
+                                match (way, changes.len() as u32) {
+                                    (0, _) => Wanted::Token(SamplingParams::GREEDY),
+                                    (_, 0) => Wanted::Token(params),
+                                    (_, to) => Wanted::Changed { params, from: 0, to, mask: None },
+                                }
+                            })
+                            .collect();
+                        cpu.logits(&x, &table, &wanted, edits, logits, &mut drawn).unwrap();
+                    }
+                    *seconds += begun.elapsed().as_secs_f64() / f64::from(calls) / times as f64;
+                }
+            }
+            let work = cpu.head_counts() - before;
+            let draws = (work.drawn + work.undecided) as f64;
+            rows.push(json!({
+                "op": "draw", "head": head, "rows": vocab, "cols": cols, "tokens": tokens, "how": how,
+                "microseconds_most_likely": 1e6 * seconds[0], "microseconds_more": 1e6 * (seconds[1] - seconds[0]),
+                "undecided": work.undecided as f64 / draws, "whole": work.whole, "rescored": work.rescored as f64 / draws,
+            }));
+        }
+    }
+    rows
 }
 
 /// Measures attention of one token over 1,024 keys, for head widths that fill vectors and for others.

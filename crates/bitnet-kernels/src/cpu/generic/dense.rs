@@ -124,14 +124,11 @@ pub(crate) struct Rescore<'a> {
     pub(crate) dense: DenseLogits<'a>,
     /// One per token: logits below it are not needed.
     pub(crate) thresholds: &'a [f32],
-    /// Whether bounds below the threshold stay, instead of becoming negative infinity.
-    pub(crate) keeps_bounds: bool,
     /// Counts the logits that were computed.
     pub(crate) computed: &'a AtomicU64,
 }
 
-/// Replaces the upper bounds of the rows `rows` by logits, or by negative infinity if they are below the threshold and
-/// bounds do not stay.
+/// Replaces the upper bounds of the rows `rows` by logits, or by negative infinity if they are below the threshold.
 #[inline(always)]
 pub(crate) unsafe fn rescore<L: Lanes>(a: &Rescore<'_>, rows: Range<usize>, scratch: &mut [f32]) {
     let mut computed = 0;
@@ -143,9 +140,7 @@ pub(crate) unsafe fn rescore<L: Lanes>(a: &Rescore<'_>, rows: Range<usize>, scra
             // A NaN bound rules out nothing.
             let counts: [bool; 16] =
                 array::from_fn(|i| bounds.get(i).is_some_and(|b| *b >= threshold || b.is_nan()));
-            if !a.keeps_bounds {
-                bounds.fill(f32::NEG_INFINITY);
-            }
+            bounds.fill(f32::NEG_INFINITY);
             if counts != [false; 16] {
                 for row in some.filter(|row| counts[row - first]) {
                     some_rows::<L>(&one, row..row + 1, scratch);

@@ -1,7 +1,13 @@
-//! The weight of a row's tokens before and after one of them in the order of tokens, between two bounds, from bounds of
-//! their logits. Where top-p cuts depends on these sums.
+//! What the tokens of a row add to the sum that says whether top-p keeps a token, between two bounds, from bounds of their
+//! logits.
+//!
+//! A token is kept if the weight `b` before it in the order of tokens is below the part `p` of all weight. With `a` for the
+//! other weight, its own included, that is `(1 - p) b - p a < 0`. A token of the row with weight `w` so adds `(1 - p) w` if
+//! it is before, and `-p w` if not.
 //!
 //! Sums have 16 partials, which become f64 after every panel, so that a rounding error is below [`SLACK`].
+
+use std::ops::Range;
 
 use crate::{
     cpu::{generic::shortlist::TINY, lanes::Lanes, panels::PANEL_ROWS},
@@ -15,6 +21,8 @@ const SLACK: f64 = 1e-5;
 pub(crate) struct Rows<'a> {
     /// Upper bounds, `[vocab]`; negative infinity for tokens that do not count.
     pub(crate) upper: &'a [f32],
+    /// Which of them are logits: a bit a token, a word a panel.
+    pub(crate) known: &'a [u64],
     /// See [`crate::cpu::head::HeadCopy`]; the same for the next.
     pub(crate) errors: &'a [f32],
     pub(crate) norms: &'a [f32],
@@ -24,17 +32,20 @@ pub(crate) struct Rows<'a> {
     /// The highest logit.
     pub(crate) max: f32,
     pub(crate) temperature: f32,
-    /// The logit of the token.
+    /// The logit of the token that may be kept, and the part of all weight.
     pub(crate) at: f32,
-    /// Whether upper bounds of `at` and more are logits.
-    pub(crate) exact: bool,
+    pub(crate) top_p: f32,
 }
 
-/// Sums of weights, each with a lower and an upper bound.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Mass {
-    pub(crate) before: [f64; 2],
-    pub(crate) after: [f64; 2],
+/// What tokens add: at least, if their logits are in the middle of their bounds, and at most.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shares {
+    /// Sums over all panels.
+    pub(crate) least: f64,
+    pub(crate) middle: f64,
+    pub(crate) most: f64,
+    /// The tokens of the last panel, with 1 for the highest weight.
+    pub(crate) rows: [[f32; PANEL_ROWS]; 3],
 }
 
 impl Rows<'_> {
@@ -59,57 +70,67 @@ fn below(bound: f32, max: f32) -> f32 {
     if below < 0.0 { below } else { 0.0 }
 }
 
-/// Sums the weights of a row's tokens.
-#[allow(clippy::needless_range_loop, reason = "four sums share their lanes")]
+/// Adds up what the tokens of `panels` add.
+#[allow(clippy::needless_range_loop, reason = "sums share their lanes")]
 #[inline(always)]
-pub(crate) unsafe fn mass<L: Lanes>(a: &Rows<'_>) -> Mass {
+pub(crate) unsafe fn shares<L: Lanes>(a: &Rows<'_>, panels: Range<usize>) -> Shares {
     let inverse = 1.0 / a.temperature;
-    let mut total = Mass::default();
+    let (before, other) = (1.0 - a.top_p, -a.top_p);
+    let weight_at = exp(below(a.at, a.max) * inverse);
+    let mut rows = [[0.0f32; PANEL_ROWS]; 3];
+    let mut totals = [0.0f64; 4];
     // Errors and norms are padded to whole panels. Arrays of known sizes, one loop for each value: so they become vectors.
     let errors = a.errors.as_chunks::<PANEL_ROWS>().0;
     let norms = a.norms.as_chunks::<PANEL_ROWS>().0;
-    // Upper bounds of this and more are logits; no number is as much as NaN.
-    let exact = if a.exact { a.at } else { f32::NAN };
-    for ((upper, errors), norms) in a.upper.chunks(PANEL_ROWS).zip(errors).zip(norms) {
+    for panel in panels.clone() {
+        let upper = &a.upper[panel * PANEL_ROWS..a.upper.len().min((panel + 1) * PANEL_ROWS)];
+        let (errors, norms) = (&errors[panel], &norms[panel]);
         let mut highs = [f32::NEG_INFINITY; PANEL_ROWS];
         highs[..upper.len()].copy_from_slice(upper);
-        let (mut lows, mut least, mut most) = (highs, highs, highs);
+        let (mut lows, mut light, mut heavy) = (highs, highs, highs);
         for row in 0..PANEL_ROWS {
-            let low = lower(highs[row], errors[row], norms[row], a.by_error, a.by_norm);
-            lows[row] = if highs[row] >= exact { highs[row] } else { low };
+            lows[row] = lower(highs[row], errors[row], norms[row], a.by_error, a.by_norm);
+        }
+        let known = a.known[panel];
+        if known != 0 {
+            for row in (0..PANEL_ROWS).filter(|row| known >> row & 1 == 1) {
+                lows[row] = highs[row];
+            }
         }
         for row in 0..PANEL_ROWS {
             // No logit is above the highest, and a lower bound that is not a number has no weight.
             let weight = exp(below(lows[row], a.max) * inverse);
-            least[row] = if lows[row] > f32::NEG_INFINITY { weight } else { 0.0 };
+            light[row] = if lows[row] > f32::NEG_INFINITY { weight } else { 0.0 };
         }
         for row in 0..PANEL_ROWS {
-            most[row] = exp(below(highs[row], a.max) * inverse);
+            heavy[row] = exp(below(highs[row], a.max) * inverse);
         }
-        // before from below and above, after from below and above
+        let [least, middle, most] = &mut rows;
+        for row in 0..PANEL_ROWS {
+            let (low, high) = (lows[row], highs[row]);
+            // A token that is not before the one in question weighs no more than that.
+            let after = if heavy[row] < weight_at { heavy[row] } else { weight_at };
+            least[row] = if low > a.at { before * light[row] } else { other * after };
+            most[row] = if high < a.at { other * light[row] } else { before * heavy[row] };
+            let between = (light[row] * heavy[row]).sqrt();
+            middle[row] = if low + high > 2.0 * a.at { before * between } else { other * between };
+        }
         let mut sums = [[0.0f32; 16]; 4];
         for group in 0..PANEL_ROWS / 16 {
             for lane in 0..16 {
                 let row = 16 * group + lane;
-                let (low, high) = (lows[row], highs[row]);
-                sums[0][lane] += if low > a.at { least[row] } else { 0.0 };
-                sums[1][lane] += if high >= a.at { most[row] } else { 0.0 };
-                sums[2][lane] += if high < a.at { least[row] } else { 0.0 };
-                sums[3][lane] += if low > a.at { 0.0 } else { most[row] };
+                sums[0][lane] += least[row];
+                sums[1][lane] += middle[row];
+                sums[2][lane] += most[row];
+                sums[3][lane] += heavy[row];
             }
         }
-        let [least_before, most_before, least_after, most_after] =
-            sums.map(|sum| sum.iter().map(|&x| f64::from(x)).sum::<f64>());
-        total.before[0] += least_before;
-        total.before[1] += most_before;
-        total.after[0] += least_after;
-        total.after[1] += most_after;
+        for (total, sum) in totals.iter_mut().zip(sums) {
+            *total += sum.iter().map(|&x| f64::from(x)).sum::<f64>();
+        }
     }
-    // The weights themselves are rounded down to integers.
-    let units = |[least, most]: [f64; 2]| {
-        let one = ONE as f64;
-        let least = one * least * (1.0 - SLACK) - a.upper.len() as f64;
-        [least.max(0.0), one * most * (1.0 + SLACK)]
-    };
-    Mass { before: units(total.before), after: units(total.after) }
+    // Sums are off by a part of all weight, and the weights themselves are rounded down to integers.
+    let [least, middle, most] = [totals[0], totals[1], totals[2]].map(|total| total * ONE as f64);
+    let off = ONE as f64 * totals[3] * SLACK + (panels.len() * PANEL_ROWS) as f64;
+    Shares { least: least - off, middle, most: most + off, rows }
 }

@@ -51,7 +51,7 @@ pub(crate) struct FloatKernels {
     pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
     pub(crate) rescore: unsafe fn(&dense::Rescore<'_>, Range<usize>, &mut [f32]),
-    pub(crate) mass: unsafe fn(&mass::Rows<'_>) -> mass::Mass,
+    pub(crate) shares: unsafe fn(&mass::Rows<'_>, Range<usize>) -> mass::Shares,
     pub(crate) undo: unsafe fn(&rotate::Rotation, &mut [f32]),
     pub(crate) sigmoid_gate: unsafe fn(&rows::SigmoidGate<'_>, Range<usize>),
     pub(crate) norm_add: unsafe fn(&rows::NormAdd<'_>, Range<usize>, &mut [f32]),
@@ -94,7 +94,7 @@ macro_rules! kernel_set {
             entry!($lanes, $features, attention::attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]));
             entry!($lanes, $features, dense::logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, dense::rescore(a: &dense::Rescore<'_>, rows: Range<usize>, scratch: &mut [f32]));
-            entry!($lanes, $features, mass::mass(a: &mass::Rows<'_>) -> mass::Mass);
+            entry!($lanes, $features, mass::shares(a: &mass::Rows<'_>, panels: Range<usize>) -> mass::Shares);
             entry!($lanes, $features, rotate::undo(rotation: &rotate::Rotation, row: &mut [f32]));
             entry!($lanes, $features, rows::sigmoid_gate(a: &rows::SigmoidGate<'_>, rows: Range<usize>));
             entry!($lanes, $features, rows::norm_add(a: &rows::NormAdd<'_>, rows: Range<usize>, scratch: &mut [f32]));
@@ -105,7 +105,7 @@ macro_rules! kernel_set {
             entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, delta::delta_outputs(a: &delta::Outputs<'_>, units: Range<usize>, scratch: &mut [f32]));
             FloatKernels {
-                norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, mass, undo, sigmoid_gate, norm_add,
+                norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, shares, undo, sigmoid_gate, norm_add,
                 gate_quantize, expert_sums, fetch, delta_inputs, delta_rule, delta_outputs,
             }
         });

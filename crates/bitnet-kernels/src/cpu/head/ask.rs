@@ -38,10 +38,10 @@ impl Ask {
         self.mask.map(|at| &edits.masks[at..][..vocab.div_ceil(32)])
     }
 
-    /// Whether bounds of the logits of a table with this many panels and rows decide more than they cost: where few
-    /// panels are left for the number of logits to keep, or many logits are changed, they rule out too little.
-    pub(super) fn gains_by_bounds(&self, panels: usize, vocab: usize) -> bool {
-        self.params.keep() <= panels / 8 && self.changes.len() <= most(vocab) / 2
+    /// Whether bounds of the logits of a table with this many rows decide more than they cost: where few [`group`]s of rows
+    /// are left for the number of logits to keep, or many logits are changed, they rule out too little.
+    pub(super) fn gains_by_bounds(&self, vocab: usize) -> bool {
+        self.params.keep() <= vocab.div_ceil(group(vocab)) / 6 && self.changes.len() <= vocab / 4
     }
 
     /// Whether so few tokens may be drawn that their logits are computed one by one.
@@ -55,4 +55,9 @@ impl Ask {
 pub(super) fn most(vocab: usize) -> usize {
     // Less than that costs little even where it is a large part of a small vocabulary.
     (vocab / 32).max(256).min(vocab)
+}
+
+/// Rows of a table of which only the best lower bound is looked at to find what enough rows reach.
+pub(super) fn group(vocab: usize) -> usize {
+    vocab.div_ceil(most(vocab))
 }

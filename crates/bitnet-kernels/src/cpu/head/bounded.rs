@@ -1,8 +1,10 @@
 //! What is known of the logits of a row before they are computed: bounds, changes, and which tokens are allowed.
 
+use std::ops::Range;
+
 use crate::{
     Change,
-    cpu::generic::mass::{Mass, Rows},
+    cpu::generic::mass::{Rows, Shares},
     draw::GROUP,
 };
 
@@ -22,8 +24,8 @@ pub(super) struct Bounded<'a> {
     pub(super) errors: &'a [f32],
     pub(super) norms: &'a [f32],
     pub(super) weights: (f32, f32),
-    /// Sums weights.
-    pub(super) mass: &'a dyn Fn(&Rows<'_>) -> Mass,
+    /// Sums what the tokens of panels add to the sum that top-p depends on.
+    pub(super) shares: &'a dyn Fn(&Rows<'_>, Range<usize>) -> Shares,
 }
 
 impl Bounded<'_> {
@@ -48,23 +50,83 @@ impl Bounded<'_> {
             self.high[panel] = high;
             self.best[panel] = f32::NEG_INFINITY;
             if allowed > 0 {
-                self.bound_panel(panel);
+                self.bound_panel(panel, 0);
             }
         }
     }
 
-    /// Sets the highest lower bound of a panel again, after some of its tokens have been taken out.
-    pub(super) fn bound_panel(&mut self, panel: usize) {
+    /// Changes the upper bounds of the tokens whose logits are changed, which no greater logit can make lower, and adds
+    /// them to `pending`: a bit a token, a word a panel.
+    pub(super) fn change(&mut self, pending: &mut [u64]) {
+        for change in self.changes {
+            let token = change.token as usize;
+            let upper = change.apply(self.upper[token]);
+            self.upper[token] = upper;
+            pending[token / GROUP] |= 1 << (token % GROUP);
+            // A NaN bound rules out nothing.
+            let high = &mut self.high[token / GROUP];
+            *high = if upper > *high || upper.is_nan() { upper } else { *high };
+        }
+    }
+
+    /// Sets the highest lower bound of a panel again, without the tokens `except`, a bit each, and those that have been
+    /// taken out.
+    pub(super) fn bound_panel(&mut self, panel: usize, except: u64) {
         let ids = panel * GROUP..self.upper.len().min((panel + 1) * GROUP);
         let rows = self.rows(0.0, 1.0);
+        let ids = ids.filter(|id| except >> (id % GROUP) & 1 == 0);
         let best = ids.map(|id| rows.lower(id)).fold(f32::NEG_INFINITY, f32::max);
         self.best[panel] = best;
+    }
+
+    /// A logit that a row which is not `pending` reaches; negative infinity if there is no such row.
+    pub(super) fn least_of_highest(&mut self, pending: &[u64]) -> f32 {
+        let mut last = None;
+        loop {
+            let best = self.best.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let Some(panel) = self.best.iter().position(|&other| other == best) else { return best };
+            // The same panel again has been bounded without what is pending.
+            if pending[panel] == 0 || last == Some(panel) {
+                return best;
+            }
+            self.bound_panel(panel, pending[panel]);
+            last = Some(panel);
+        }
+    }
+
+    /// A logit that `keep` rows that are not `pending` reach, one of each group of `group` rows; `scores` has room for the
+    /// groups. Negative infinity if there are no such rows.
+    pub(super) fn least_of(&self, keep: usize, group: usize, pending: &[u64], scores: &mut Vec<f64>) -> f32 {
+        let rows = self.rows(0.0, 1.0);
+        let lower = |id: usize| {
+            let pending = pending[id / GROUP] >> (id % GROUP) & 1 == 1;
+            if pending { f32::NEG_INFINITY } else { rows.lower(id) }
+        };
+        scores.clear();
+        let groups = (0..self.upper.len()).step_by(group);
+        scores.extend(groups.map(|from| {
+            let ids = from..self.upper.len().min(from + group);
+            f64::from(ids.map(lower).fold(f32::NEG_INFINITY, f32::max))
+        }));
+        if scores.len() < keep {
+            return f32::NEG_INFINITY;
+        }
+        *scores.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1 as f32
+    }
+
+    /// Whether the logit of a token may be this or more.
+    pub(super) fn may_reach(&self, logit: f32) -> bool {
+        // A NaN bound rules out nothing.
+        let may = |upper: &f32| *upper >= logit || upper.is_nan();
+        let mut panels = self.high.iter().zip(self.upper.chunks(GROUP));
+        panels.any(|(high, uppers)| may(high) && uppers.iter().any(may))
     }
 
     /// The bounds, for a row with this highest logit that is drawn from at this temperature.
     pub(super) fn rows(&self, max: f32, temperature: f32) -> Rows<'_> {
         Rows {
             upper: self.upper,
+            known: &[],
             errors: self.errors,
             norms: self.norms,
             by_error: self.weights.0,
@@ -72,7 +134,7 @@ impl Bounded<'_> {
             max,
             temperature,
             at: max,
-            exact: false,
+            top_p: 1.0,
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Draws tokens on the CPU without computing all logits of their rows: runs the races of a step and computes what they need.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 use bitnet_tensor::BitNetTensor;
 
@@ -21,6 +24,7 @@ use crate::{
         memory::Shared,
         pool::share,
     },
+    draw::GROUP,
 };
 
 impl Cpu {
@@ -37,9 +41,9 @@ impl Cpu {
         let (panels, vocab) = (copy.panels(), copy.rows);
         let races = &mut s.races[..s.begun];
         let out = Shared::new(logits);
-        let mass = self.isa.kernels().floats.mass;
+        let shares = self.isa.kernels().floats.shares;
         // SAFETY: `isa` proves the instruction set.
-        let mass = |rows: &mass::Rows<'_>| unsafe { mass(rows) };
+        let shares = |rows: &mass::Rows<'_>, panels: Range<usize>| unsafe { shares(rows, panels) };
         while races.iter_mut().any(|race| open(race).is_open()) {
             let (limits, planes) = (&s.limits, s.used_planes);
             let (best, high) = (Shared::new(&mut s.best), Shared::new(&mut s.high));
@@ -67,7 +71,7 @@ impl Cpu {
                         errors: &copy.errors,
                         norms: &copy.norms,
                         weights: weights.unwrap_or_default(),
-                        mass: &mass,
+                        shares: &shares,
                     });
                 }
             })?;
@@ -97,15 +101,8 @@ impl Cpu {
         table: &BitNetTensor,
         out: Shared<'_, f32>,
     ) -> Result<(), KernelError> {
-        for race in &mut *races {
-            let race = open(race);
-            if let Next::From(least) = race.next {
-                self.rescore(&[race.token], &[least], true, x, table, out)?;
-            }
-        }
         for race in races {
             let race = open(race);
-            let ids = &race.ids;
             let a = DenseLogits {
                 table,
                 x: &x.values,
@@ -116,20 +113,75 @@ impl Cpu {
                 column: 0,
             };
             let kernel = self.isa.kernels().floats.logits;
-            let units = (ids.len() * table.row_bytes() / WEIGHT_UNIT).min(ids.len());
-            if ids.is_empty() || race.next != Next::Some {
-                continue;
-            }
-            self.head.rescored += ids.len() as u64;
-            self.parallel(units, dense::scratch(table.dtype(), table.cols()), &|part, parts, scratch| {
-                for &id in &ids[share(ids.len(), parts, part)] {
-                    let id = id as usize;
-                    // SAFETY: `isa` proves the instruction set; ids differ, and each belongs to one part; scratch is as
-                    // large as the kernel needs.
-                    unsafe { kernel(&a, id..id + 1, scratch) }
+            let scratch = dense::scratch(table.dtype(), table.cols());
+            let count = match race.next {
+                Next::Some => {
+                    let ids = &race.ids;
+                    let units = (ids.len() * table.row_bytes() / WEIGHT_UNIT).min(ids.len());
+                    self.parallel(units, scratch, &|part, parts, scratch| {
+                        for &id in &ids[share(ids.len(), parts, part)] {
+                            let id = id as usize;
+                            // SAFETY: `isa` proves the instruction set; ids differ, and each belongs to one part; scratch
+                            // is as large as the kernel needs.
+                            unsafe { kernel(&a, id..id + 1, scratch) }
+                        }
+                    })?;
+                    ids.len()
                 }
-            })?;
+                Next::Asked(count) => {
+                    let asked = &race.asked;
+                    let units = (count * table.row_bytes() / WEIGHT_UNIT).min(asked.len());
+                    let fetch = self.isa.kernels().floats.fetch;
+                    self.parallel(units, scratch, &|part, parts, scratch| {
+                        let of_panel = |panel: usize| {
+                            runs(asked[panel])
+                                .map(move |run| panel * GROUP + run.start..panel * GROUP + run.end)
+                        };
+                        let mut all = share(asked.len(), parts, part).flat_map(of_panel).peekable();
+                        while let Some(rows) = all.next() {
+                            // Rows are so far apart that the processor does not foresee them.
+                            if let Some(next) = all.peek() {
+                                let next =
+                                    &table.bytes()[next.start * table.row_bytes()..][..table.row_bytes()];
+                                // SAFETY: `isa` proves the instruction set.
+                                unsafe { fetch(next) }
+                            }
+                            // SAFETY: as above; every panel belongs to one part.
+                            unsafe { kernel(&a, rows, scratch) }
+                        }
+                    })?;
+                    count
+                }
+                Next::All | Next::Nothing(_) => 0,
+            };
+            self.head.rescored += count as u64;
         }
         Ok(())
+    }
+}
+
+/// The runs of ones in a word.
+fn runs(mut word: u64) -> impl Iterator<Item = Range<usize>> {
+    std::iter::from_fn(move || {
+        let from = word.trailing_zeros();
+        if from == 64 {
+            return None;
+        }
+        let len = (word >> from).trailing_ones();
+        word &= u64::MAX.checked_shl(from + len).unwrap_or(0);
+        Some(from as usize..(from + len) as usize)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_ones_are_found() {
+        let all = |word| runs(word).collect::<Vec<_>>();
+        assert_eq!(all(0), []);
+        assert_eq!(all(u64::MAX), [0..64]);
+        assert_eq!(all(1 << 63 | 0b1_0110), [1..3, 4..5, 63..64]);
     }
 }

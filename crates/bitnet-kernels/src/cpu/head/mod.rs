@@ -87,7 +87,7 @@ impl Cpu {
             let few = copy.is_ordinary && ask.as_ref().is_some_and(|ask| ask.allows_few(edits, copy.rows));
             let keep = wanted.highest().max(1);
             let bounded = match &ask {
-                Some(ask) => ask.gains_by_bounds(copy.panels(), copy.rows),
+                Some(ask) => ask.gains_by_bounds(copy.rows),
                 None => keep <= copy.panels() / 8,
             };
             let limits = (few || bounded).then(|| {
@@ -283,7 +283,7 @@ impl Cpu {
         }
         s.set_thresholds(panels);
         self.head.shortlisted += s.keep.len() as u64;
-        self.rescore(&s.listed, &s.thresholds, false, x, table, Shared::new(logits))
+        self.rescore(&s.listed, &s.thresholds, x, table, Shared::new(logits))
     }
 
     /// Computes the logits of each of `tokens` whose upper bounds reach its threshold.
@@ -291,7 +291,6 @@ impl Cpu {
         &mut self,
         tokens: &[usize],
         thresholds: &[f32],
-        keeps_bounds: bool,
         x: &Rows,
         table: &BitNetTensor,
         out: Shared<'_, f32>,
@@ -300,7 +299,7 @@ impl Cpu {
         let computed = AtomicU64::new(0);
         let dense =
             DenseLogits { table, x: &x.values, stride: x.stride, tokens, out, out_stride: vocab, column: 0 };
-        let a = Rescore { dense, thresholds, keeps_bounds, computed: &computed };
+        let a = Rescore { dense, thresholds, computed: &computed };
         let kernel = self.isa.kernels().floats.rescore;
         self.parallel(
             vocab * tokens.len() / ROW_UNIT,

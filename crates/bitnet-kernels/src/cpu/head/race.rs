@@ -1,16 +1,17 @@
 //! Draws a token from a row by the rule of [`crate::draw`], and computes only the logits that can change the outcome.
 //!
-//! If few tokens are allowed, their logits are computed and decide; a single one needs none. Otherwise the logits have bounds.
-//! First come the logits that may be the highest, and those that are changed; with top-k, these decide. Otherwise those of
-//! tokens follow that may arrive before all others, given their arrival times; then, with top-p, the weight before and
-//! after the first to arrive says between two bounds whether it is kept. If it is not kept, neither are the tokens after it
-//! in the order, and the race is run again without them. If bounds leave it open, the logits before it are computed; if it
-//! is still open, all logits are.
+//! If few tokens are allowed, their logits are computed and decide; a single one needs none. Otherwise the logits have bounds;
+//! where a logit is changed, so are its bounds. First come the logits that may be the highest; with top-k, these decide.
+//! Otherwise those of tokens follow that may arrive before all others, given their arrival times; then, with top-p, what all
+//! tokens add to the weight before and after the first to arrive says between two bounds whether it is kept. If it is not
+//! kept, neither are the tokens after it in the order, and the race is run again without them. If bounds leave it open, those
+//! logits are computed that make the bounds narrow enough, as the middle of the bounds predicts, widest first; if these are
+//! most of the row, all are.
 
 use std::sync::Mutex;
 
 use super::{
-    ask::{Ask, most},
+    ask::{Ask, group, most},
     bounded::{Bounded, tokens_of},
 };
 use crate::{
@@ -26,13 +27,16 @@ const MARGIN: f64 = 1e-3;
 /// Races until all logits are computed; one is rarely not enough.
 const MAX_RACES: usize = 16;
 
+/// Times that bounds are made narrower until all logits are computed; a second time is rare.
+const MAX_NARROWED: usize = 4;
+
 /// What [`Race::advance`] needs next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Next {
     /// The logits of [`Race::ids`].
     Some,
-    /// The logits of all tokens whose upper bound is at least this.
-    From(f32),
+    /// The logits of the tokens in [`Race::asked`], which are this many.
+    Asked(usize),
     /// All logits.
     All,
     /// Nothing: this token is drawn.
@@ -64,8 +68,11 @@ pub(super) struct Race {
     /// Rows of the table whose logits are needed next.
     pub(super) ids: Vec<u32>,
     pub(super) next: Next,
-    /// Number of `ids`, from the first, that have changes.
-    changed: usize,
+    /// Sets of tokens, a bit a token and a word a group: those with changes whose logits have not been computed, those whose
+    /// logits are needed next, of `ids` only those with changes, and those whose upper bounds are logits.
+    pending: Vec<u64>,
+    pub(super) asked: Vec<u64>,
+    known: Vec<u64>,
     arrivals: Arrivals,
     step: Step,
     /// What has been computed.
@@ -75,12 +82,14 @@ pub(super) struct Race {
     /// `-ln` of the first arrival of each group.
     firsts: Vec<f32>,
     max: f32,
+    /// One divided by the temperature.
+    inverse: f64,
     /// Tokens with this key and lower ones are cut.
     cut: u64,
     /// The logit of the last token that was cut.
     cut_logit: f32,
-    /// Whether all upper bounds from the first to arrive on are logits.
-    extended: bool,
+    /// How often bounds were made narrower.
+    narrowed: usize,
     races: usize,
 }
 
@@ -88,22 +97,26 @@ impl Race {
     /// Memory for a race between `vocab` tokens.
     pub(super) fn with_room(vocab: usize) -> Self {
         let room = most(vocab) + 1;
+        let set = || Vec::with_capacity(vocab.div_ceil(GROUP));
         Race {
             token: 0,
             place: None,
             ask: Ask::plain(SamplingParams::GREEDY),
             ids: Vec::with_capacity(room),
             next: Next::All,
-            changed: 0,
+            pending: set(),
+            asked: set(),
+            known: set(),
             arrivals: Arrivals::new(0, 0, 0),
             step: Step::Highest,
             logits: Vec::with_capacity(2 * room),
             scores: Vec::with_capacity(room),
             firsts: Vec::with_capacity(vocab.div_ceil(4 * GROUP) * 4),
             max: f32::NEG_INFINITY,
+            inverse: 1.0,
             cut: 0,
             cut_logit: f32::NEG_INFINITY,
-            extended: false,
+            narrowed: 0,
             races: 0,
         }
     }
@@ -113,6 +126,7 @@ impl Race {
         let chosen = size_of::<u32>() + size_of::<f64>() + 2 * size_of::<(u32, f32)>();
         size_of::<Mutex<Self>>()
             + (most(vocab) + 1) * chosen
+            + 3 * vocab.div_ceil(GROUP) * size_of::<u64>()
             + vocab.div_ceil(4 * GROUP) * 4 * size_of::<f32>()
     }
 
@@ -121,24 +135,27 @@ impl Race {
         self.ids.clear();
         self.logits.clear();
         self.scores.clear();
+        for set in [&mut self.pending, &mut self.asked, &mut self.known] {
+            set.clear();
+        }
         let SamplingParams { seed, choice, position, .. } = ask.params;
         self.token = token;
         self.step = if place.is_some() { Step::Highest } else { Step::Allowed };
         self.place = place;
         self.ask = ask;
-        self.changed = 0;
         self.arrivals = Arrivals::new(seed, choice, position);
         self.next = Next::Some;
+        self.inverse = 1.0 / f64::from(self.ask.params.temperature);
         self.max = f32::NEG_INFINITY;
         self.cut = 0;
         self.cut_logit = f32::NEG_INFINITY;
-        self.extended = false;
+        self.narrowed = 0;
         self.races = 0;
     }
 
     /// Whether logits are needed.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.next, Next::Some | Next::From(_))
+        matches!(self.next, Next::Some | Next::Asked(_))
     }
 
     /// Takes the logits that were needed, and goes on until others are, or until a token is drawn.
@@ -151,7 +168,11 @@ impl Race {
             let chosen = match self.step {
                 Step::Allowed => {
                     self.step = Step::List;
-                    self.choose_allowed(b);
+                    self.make_sets(b);
+                    for change in b.changes {
+                        add(&mut self.pending, change.token);
+                    }
+                    self.ids.extend(tokens_of(b.mask.unwrap_or_default()));
                     if let [only] = self.ids[..]
                         && b.changes.iter().all(|change| change.more > f32::NEG_INFINITY)
                     {
@@ -162,6 +183,7 @@ impl Race {
                 Step::Highest => {
                     let few = self.ask.params.is_greedy() || self.ask.params.top_k > 0;
                     self.step = if few { Step::List } else { Step::Contenders };
+                    self.make_sets(b);
                     self.choose_highest(b)
                 }
                 Step::List => return self.decide(),
@@ -179,20 +201,40 @@ impl Race {
                 return Next::All;
             }
             if !self.ids.is_empty() {
+                let pending = self.ids.iter().filter(|&&id| has(&self.pending, id));
+                pending.for_each(|&id| add(&mut self.asked, id));
                 return Next::Some;
             }
         }
     }
 
-    /// Takes the logits of `ids`; false if one is not a number, or the highest is infinite.
+    /// Empties the sets of tokens.
+    fn make_sets(&mut self, b: &Bounded<'_>) {
+        for set in [&mut self.pending, &mut self.asked, &mut self.known] {
+            set.resize(b.upper.len().div_ceil(GROUP), 0);
+        }
+    }
+
+    /// Takes the logits that were needed; false if one of `ids` is not a number, or the highest is infinite.
     fn take(&mut self, b: &mut Bounded<'_>) -> bool {
+        if let Next::Asked(_) = self.next {
+            for (known, asked) in self.known.iter_mut().zip(&mut self.asked) {
+                *known |= std::mem::take(asked);
+            }
+        }
         if self.logits.len() + self.ids.len() > self.logits.capacity() {
             return false;
         }
-        let changes = &b.changes[..std::mem::take(&mut self.changed)];
-        for (i, id) in self.ids.drain(..).enumerate() {
+        for change in b.changes {
+            if !self.ids.is_empty() && has(&self.asked, change.token) {
+                let logit = &mut b.upper[change.token as usize];
+                *logit = change.apply(*logit);
+                drop_from(&mut self.pending, change.token);
+                drop_from(&mut self.asked, change.token);
+            }
+        }
+        for id in self.ids.drain(..) {
             let logit = std::mem::replace(&mut b.upper[id as usize], f32::NEG_INFINITY);
-            let logit = changes.get(i).map_or(logit, |change| change.apply(logit));
             if logit.is_nan() {
                 return false;
             }
@@ -202,43 +244,25 @@ impl Race {
         matches!(self.step, Step::Allowed | Step::Highest) || self.max.is_finite()
     }
 
-    /// Chooses all allowed tokens, those whose logits are changed first.
-    fn choose_allowed(&mut self, b: &mut Bounded<'_>) {
-        self.changed = b.changes.len();
-        self.ids.extend(b.changes.iter().map(|change| change.token));
-        let allowed = tokens_of(b.mask.unwrap_or_default());
-        // The logits have not been computed, so their places can say which tokens are chosen.
-        allowed.clone().for_each(|token| b.upper[token as usize] = 0.0);
-        b.changes.iter().for_each(|change| b.upper[change.token as usize] = 1.0);
-        self.ids.extend(allowed.filter(|&token| b.upper[token as usize] == 0.0));
-    }
-
-    /// Chooses all tokens whose logits are changed, and of the others those whose logits may be among the highest; false
-    /// if they are too many.
+    /// Chooses all tokens whose logits may be among the highest; false if they are too many.
     fn choose_highest(&mut self, b: &mut Bounded<'_>) -> bool {
         if let Some(mask) = b.mask {
             b.forbid_others(mask);
         }
-        let room = most(b.upper.len());
-        self.changed = b.changes.len();
-        for change in b.changes {
-            b.upper[change.token as usize] = f32::NEG_INFINITY;
-            self.ids.push(change.token);
-        }
-        for change in b.changes {
-            b.bound_panel(change.token as usize / GROUP);
-        }
+        b.change(&mut self.pending);
+        let vocab = b.upper.len();
         let least = match self.ask.params.keep() {
-            1 => b.best.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-            keep => *b.best.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1,
+            1 => b.least_of_highest(&self.pending),
+            keep => b.least_of(keep, group(vocab), &self.pending, &mut self.scores),
         };
         if least == f32::NEG_INFINITY {
             return false;
         }
-        for (from, uppers) in (0..).step_by(GROUP).zip(b.upper.chunks(GROUP)) {
+        let room = most(vocab);
+        for ((from, uppers), &high) in (0..).step_by(GROUP).zip(b.upper.chunks(GROUP)).zip(&*b.high) {
             // A NaN bound rules out nothing.
             let may = |upper: f32| upper >= least || upper.is_nan();
-            if uppers.iter().fold(false, |any, &upper| any | may(upper)) {
+            if may(high) {
                 let ids = uppers.iter().enumerate().filter(|(_, upper)| may(**upper));
                 self.ids.extend(ids.map(|(i, _)| from + i as u32).take(room + 1 - self.ids.len()));
                 if self.ids.len() > room {
@@ -252,15 +276,21 @@ impl Race {
     /// Draws from the logits that are known: the highest, or those of all allowed tokens.
     fn decide(&mut self) -> Next {
         let place = |&(id, logit): &(u32, f32)| std::cmp::Reverse(key(logit, id as usize));
-        self.logits.sort_unstable_by_key(place);
         let SamplingParams { top_k, top_p, temperature, .. } = self.ask.params;
         if self.ask.params.is_greedy() {
-            return Next::Nothing(self.logits[0].0);
+            return self
+                .logits
+                .iter()
+                .min_by_key(|logit| place(logit))
+                .map_or(Next::All, |&(id, _)| Next::Nothing(id));
         }
-        if top_k > 0 {
-            self.logits.truncate(top_k as usize);
+        let keep = top_k as usize;
+        if keep > 0 && keep < self.logits.len() {
+            self.logits.select_nth_unstable_by_key(keep - 1, place);
+            self.logits.truncate(keep);
         }
         if top_p < 1.0 {
+            self.logits.sort_unstable_by_key(place);
             let max = self.max;
             let weights = self.logits.iter().map(|&(_, logit)| units(weight(logit, max, temperature)));
             let target = (f64::from(top_p) * weights.clone().sum::<u64>() as f64).ceil() as u64;
@@ -286,9 +316,9 @@ impl Race {
         // The group that promises most sets a high bar for all others.
         let promise = |group: usize| self.scaled(b.high[group]) + f64::from(self.firsts[group]);
         let groups = 0..b.high.len();
-        let Some(likely) = groups.clone().max_by(|&x, &y| promise(x).total_cmp(&promise(y))) else {
-            return false;
-        };
+        let most_promising =
+            groups.clone().map(|group| (promise(group), group)).max_by(|x, y| x.0.total_cmp(&y.0));
+        let Some((_, likely)) = most_promising else { return false };
         self.scores.clear();
         for group in std::iter::once(likely).chain(groups.filter(|&group| group != likely)) {
             // Also skips nothing where a bound is NaN.
@@ -316,12 +346,14 @@ impl Race {
         let first = self.arrivals.firsts(group / 4)[group % 4];
         let member = self.arrivals.member(group);
         let ids = group * GROUP..b.upper.len().min((group + 1) * GROUP);
+        let latest = f64::from(self.firsts[group]) + MARGIN;
+        let mut least = floor.max(self.logit_of(*bar - latest));
         for id in ids {
             let upper = b.upper[id];
-            let scaled = self.scaled(upper);
-            if upper < floor || scaled + f64::from(self.firsts[group]) < *bar - MARGIN {
+            if upper < least {
                 continue;
             }
+            let scaled = self.scaled(upper);
             let late = f64::from(self.arrivals.of(id, first, member)).ln();
             if scaled - late < *bar - MARGIN {
                 continue;
@@ -331,9 +363,11 @@ impl Race {
             }
             self.ids.push(id as u32);
             self.scores.push(scaled - late);
-            let lower = rows.lower(id);
+            // The lower bound is not that of a changed logit.
+            let lower = if has(&self.pending, id as u32) { f32::NEG_INFINITY } else { rows.lower(id) };
             if lower > kept_for_sure {
                 *bar = bar.max(self.scaled(lower) - late);
+                least = floor.max(self.logit_of(*bar - latest));
             }
         }
         true
@@ -352,7 +386,13 @@ impl Race {
 
     /// `(logit - max) / temperature`
     fn scaled(&self, logit: f32) -> f64 {
-        (f64::from(logit) - f64::from(self.max)) / f64::from(self.ask.params.temperature)
+        (f64::from(logit) - f64::from(self.max)) * self.inverse
+    }
+
+    /// A bit less than the logit for which [`Self::scaled`] is `score`.
+    fn logit_of(&self, score: f64) -> f32 {
+        let logit = f64::from(self.max) + score * f64::from(self.ask.params.temperature);
+        (logit - 1e-6 * logit.abs()) as f32
     }
 
     /// The logit above which a token is certainly kept, as far as is known, and the one below which it is certainly not.
@@ -377,6 +417,10 @@ impl Race {
             }
             let group = id as usize / GROUP;
             let begins = self.arrivals.firsts(group / 4)[group % 4];
+            // No member arrives before the first.
+            if first.is_some_and(|(_, _, best)| begins / weight > best) {
+                continue;
+            }
             let time = self.arrivals.of(id as usize, begins, self.arrivals.member(group)) / weight;
             if first.is_none_or(|(other, _, best)| time < best || time == best && id < other) {
                 first = Some((id, logit, time));
@@ -385,53 +429,118 @@ impl Race {
         first.map(|(id, logit, time)| (id, logit, -(f64::from(time) * ONE as f64).ln()))
     }
 
-    /// Decides whether the first to arrive is drawn; `None` if it is cut and there is another race.
+    /// Decides whether the first to arrive is drawn; `None` if changed logits are needed before, or if it is cut and there is
+    /// another race.
     fn judge(&mut self, b: &Bounded<'_>) -> Option<Next> {
         let Some((id, logit, _)) = self.first_to_arrive() else { return Some(Next::All) };
-        if self.ask.params.top_p >= 1.0 {
+        let SamplingParams { top_p, temperature, .. } = self.ask.params;
+        if top_p >= 1.0 {
             return Some(Next::Nothing(id));
         }
         let at = key(logit, id as usize);
         let mut before = 0;
         let mut after = 0;
         for &(id, logit) in &self.logits {
-            let units = units(weight(logit, self.max, self.ask.params.temperature));
+            let units = units(weight(logit, self.max, temperature));
             *(if key(logit, id as usize) > at { &mut before } else { &mut after }) += units;
         }
         if before == 0 && logit == self.max {
             return Some(Next::Nothing(id));
         }
         // A token is kept if the weight before it is below that part of the whole. The sampler rounds once.
-        let top_p = f64::from(self.ask.params.top_p);
-        let cuts = |before: f64, after: f64| before * (1.0 - top_p) - top_p * after;
+        let (before, after) = (before as f64, after as f64);
+        let known = before * (1.0 - f64::from(top_p)) - f64::from(top_p) * after;
+        let slack = 1e-9 * (before + after);
         // If all tokens before it are known, those known after it often suffice.
-        let others_before = |any, &upper: &f32| any | (upper >= logit) | upper.is_nan();
-        let kept = cuts(before as f64, after as f64) < -1e-9 * (before + after) as f64;
-        if kept && !b.upper.iter().fold(false, others_before) {
+        if known < -slack && !b.may_reach(logit) {
             return Some(Next::Nothing(id));
         }
-        let others = (b.mass)(&Rows {
-            at: logit,
-            exact: self.extended,
-            ..b.rows(self.max, self.ask.params.temperature)
-        });
-        let [before, after] = [(before, others.before), (after, others.after)]
-            .map(|(sum, others)| others.map(|x| x + sum as f64));
-        let slack = 1e-9 * (before[1] + after[1]);
-        if cuts(before[1], after[0]) < -slack {
+        self.ids.extend(
+            b.changes
+                .iter()
+                .map(|change| change.token)
+                .filter(|&token| has(&self.pending, token) && b.upper[token as usize] > f32::NEG_INFINITY)
+                .take(most(b.upper.len()) + 1),
+        );
+        if !self.ids.is_empty() {
+            return (self.ids.len() > most(b.upper.len())).then_some(Next::All);
+        }
+        let rows = Rows { at: logit, top_p, known: &self.known, ..b.rows(self.max, temperature) };
+        let others = (b.shares)(&rows, 0..self.known.len());
+        if known + others.most < -slack {
             return Some(Next::Nothing(id));
         }
-        if cuts(before[0], after[1]) > slack {
+        if known + others.least > slack {
             self.cut = at;
             self.cut_logit = logit;
             self.step = Step::Contenders;
             return None;
         }
-        let many = b.upper.len() / 4;
-        if self.extended || b.upper.iter().filter(|&&upper| upper >= logit).count() > many {
-            return Some(Next::All);
-        }
-        self.extended = true;
-        Some(Next::From(logit))
+        Some(self.narrow(known + others.middle, logit, b))
     }
+
+    /// Chooses the logits without which it is open whether the token with logit `at` is kept. With all logits in the middle
+    /// of their bounds, the sum that decides is `middle`. The widest bounds are chosen until the others together cannot
+    /// turn its sign.
+    fn narrow(&mut self, middle: f64, at: f32, b: &Bounded<'_>) -> Next {
+        self.narrowed += 1;
+        if self.narrowed > MAX_NARROWED {
+            return Next::All;
+        }
+        let SamplingParams { top_p, temperature, .. } = self.ask.params;
+        let (vocab, panels) = (b.upper.len(), self.known.len());
+        let rows = Rows { at, top_p, known: &self.known, ..b.rows(self.max, temperature) };
+        let widths = |panel: usize| {
+            let [least, between, most] = (b.shares)(&rows, panel..panel + 1).rows;
+            let width = |i: usize| if middle < 0.0 { most[i] - between[i] } else { between[i] - least[i] };
+            std::array::from_fn::<f32, GROUP, _>(width)
+        };
+        // A part of the panels says about how wide bounds may stay.
+        let enough = 0.9 * middle.abs() / ONE as f64;
+        let step = panels.div_ceil((most(vocab) / GROUP).max(1));
+        self.scores.clear();
+        self.scores
+            .extend((0..panels).step_by(step).flat_map(&widths).map(f64::from).take(self.scores.capacity()));
+        self.scores.sort_unstable_by(f64::total_cmp);
+        let mut left = 0.9 * enough / step as f64;
+        let first = self.scores.iter().find(|&&width| {
+            left -= width;
+            left < 0.0
+        });
+        let Some(mut widest) = first.or(self.scores.last()).map(|&width| width as f32) else {
+            return Next::All;
+        };
+        let mut count = 0;
+        for _ in 0..4 {
+            let mut rest = 0.0;
+            for (panel, (asked, known)) in self.asked.iter_mut().zip(&self.known).enumerate() {
+                let widths = widths(panel);
+                let is_wide = |row: usize| widths[row] >= widest;
+                *asked = (0..GROUP).fold(0, |set, row| set | u64::from(is_wide(row)) << row) & !known;
+                rest += widths.iter().map(|&width| if width < widest { width } else { 0.0 }).sum::<f32>();
+            }
+            count = self.asked.iter().map(|asked| asked.count_ones() as usize).sum();
+            if f64::from(rest) < enough {
+                break;
+            }
+            widest *= 0.7;
+        }
+        if count == 0 || count > vocab / 4 * 3 {
+            return Next::All;
+        }
+        Next::Asked(count)
+    }
+}
+
+/// Whether a token is in a set: a bit a token, a word a group.
+fn has(set: &[u64], token: u32) -> bool {
+    set[token as usize / GROUP] >> (token as usize % GROUP) & 1 == 1
+}
+
+fn add(set: &mut [u64], token: u32) {
+    set[token as usize / GROUP] |= 1 << (token as usize % GROUP);
+}
+
+fn drop_from(set: &mut [u64], token: u32) {
+    set[token as usize / GROUP] &= !(1 << (token as usize % GROUP));
 }
