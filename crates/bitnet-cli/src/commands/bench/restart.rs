@@ -143,14 +143,15 @@ fn first(
     place: &Path,
     case: Option<Case>,
 ) -> Result<First, CliError> {
-    if case == Some(Case::FromTheDisk) {
-        forget(place)?;
-    }
     let model = folder::start(common, args, 1, Some(place))?;
     let engine = model.engine();
     let request = folder::request(engine, 0, tokens, 1, "--restart")?;
     if case.is_some_and(|case| case != Case::AtOnce) {
         wait_until_prepared(engine);
+    }
+    // Just before the prompt, as before plain reading: both then wait for the system's memory alike.
+    if case == Some(Case::FromTheDisk) {
+        forget(place)?;
     }
     let begun = Instant::now();
     let mut handle = engine.submit(request).map_err(|e| CliError::refused(e, "bench", "report this"))?;
