@@ -12,6 +12,8 @@ pub struct CpuFacts {
     pub cores: usize,
     /// Number of physical cores that this process may use, if the system tells.
     pub physical_cores: Option<usize>,
+    /// How many of the threads that can run at once belong to each memory node; empty if the system does not tell.
+    pub memory_nodes: Vec<usize>,
     /// Available instruction set extensions, of those that matter to kernels.
     pub features: Vec<&'static str>,
 }
@@ -23,9 +25,17 @@ impl CpuFacts {
             arch: std::env::consts::ARCH,
             name: name(),
             physical_cores: bitnet::physical_cores(),
+            memory_nodes: bitnet::kernels::memory_nodes().iter().map(|node| node.cpus.len()).collect(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             features: features(),
         }
+    }
+
+    /// A line about the memory nodes, if there are several.
+    pub fn nodes(&self) -> Option<String> {
+        let threads: Vec<_> = self.memory_nodes.iter().map(usize::to_string).collect();
+        (threads.len() > 1)
+            .then(|| format!("{} of memory, with {} threads at once", threads.len(), threads.join(" + ")))
     }
 }
 
@@ -93,10 +103,18 @@ fn features() -> Vec<&'static str> {
     Vec::new()
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn several_memory_nodes_are_shown() {
+        let nodes = |threads: &[usize]| CpuFacts { memory_nodes: threads.into(), ..CpuFacts::now() }.nodes();
+        assert_eq!(nodes(&[32, 32]).as_deref(), Some("2 of memory, with 32 + 32 threads at once"));
+        assert_eq!((nodes(&[64]), nodes(&[])), (None, None));
+    }
+
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn the_cpu_has_the_name_that_linux_knows() {
         let name = name().expect("every CPU since 2003 has a name");

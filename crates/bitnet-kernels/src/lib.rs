@@ -60,7 +60,7 @@ pub use backend::{
     Backend, BackendInfo, DeviceStatus, ExpertWeights, Inspect, StepSize, TableWeights, Weights,
 };
 pub use bandwidth::memory_bandwidth;
-pub use cpu::{CopyForm, Cpu, HeadCopy, HeadCounts, Isa, Panels, on_huge_pages};
+pub use cpu::{CopyForm, Cpu, HeadCopy, HeadCounts, Isa, MemoryNode, Panels, memory_nodes, on_huge_pages};
 pub use draw::{Change, Drawn, Edits, SamplingParams, Wanted};
 pub use error::KernelError;
 pub use footprint::{Footprint, Held};

@@ -59,9 +59,11 @@ mod request {
     }
 }
 
-/// Every part of every job runs exactly once, and the pool's threads end when it is dropped.
-pub fn jobs(threads: usize, jobs: usize, parts: usize) {
-    let mut pool = Pool::new(threads).expect("threads");
+/// Every part of every job runs exactly once, with a thread near each of these memory nodes, and the pool's threads end
+/// when it is dropped.
+pub fn jobs(nodes: &[usize], jobs: usize, parts: usize) {
+    let threads = nodes.len();
+    let mut pool = Pool::on_nodes(nodes.into(), |_| {}).expect("threads");
     for _ in 0..jobs {
         let counts: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
         pool.run(parts, &|thread, part| {

@@ -256,6 +256,7 @@ fn print(r: &Report) -> Result<(), CliError> {
         format!("bandwidth  {}", memory::bandwidth_text(r.memory_bandwidth_gb_s)),
         format!("gpus       {}", r.gpu_note),
     ];
+    lines.extend(r.cpu.nodes().map(|nodes| format!("nodes      {nodes}")));
     for gpu in &r.gpus {
         lines.extend([
             format!("gpu code   {}", gpu.code()),

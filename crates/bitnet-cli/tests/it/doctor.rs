@@ -1,6 +1,6 @@
 //! `bitnet doctor`: kernels and models, judged by the reference and by an oracle.
 
-use bitnet::kernels::{Isa, conformance};
+use bitnet::kernels::{Isa, conformance, memory_nodes};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::json;
 
@@ -29,6 +29,8 @@ fn judged(args: &[&str], kv: &str) {
     assert_eq!(report["batched"]["equal"], report["batched"]["requests"]);
     assert!(report["cpu"]["cores"].as_u64().unwrap() >= 1);
     assert_eq!(report["cpu"]["physical_cores"], json!(bitnet::physical_cores()));
+    let nodes: Vec<_> = memory_nodes().iter().map(|node| node.cpus.len()).collect();
+    assert_eq!(report["cpu"]["memory_nodes"], json!(nodes));
     assert_eq!(
         (&report["gpus"], report["gpu_note"].as_str()),
         (&json!([]), Some("not checked (--device cpu)"))

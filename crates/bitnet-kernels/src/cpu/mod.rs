@@ -18,11 +18,14 @@ mod scalar;
 mod x86_64;
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
-use bitnet_tensor::{BitNetTensor, TernaryTensor};
+use bitnet_tensor::{BitNetTensor, SharedBytes, TernaryTensor};
 
 use crate::{
     Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Edits, ExpertShape, ExpertWeights, Gate, Grouping,
@@ -49,8 +52,8 @@ use generic::{
 use head::ShortlistBuffers;
 pub use head::{CopyForm, HeadCopy, HeadCounts};
 pub use isa::Isa;
-pub use memory::on_huge_pages;
-use memory::{Arena, Buffer, Shared};
+use memory::{Arena, Buffer, Shared, Team};
+pub use memory::{MemoryNode, memory_nodes, on_huge_pages};
 use panels::PanelScales;
 pub use panels::Panels;
 pub(crate) use pool::Pool;
@@ -152,13 +155,24 @@ impl Cpu {
     /// If `threads` is 0.
     pub fn new(isa: Isa, threads: usize) -> Result<Self, KernelError> {
         assert!(threads > 0, "a backend needs at least one thread");
-        let pool = Pool::new(threads)?;
+        Self::of_team(isa, threads, Team::new(memory_nodes(), threads))
+    }
+
+    /// Makes a backend whose threads are spread over memory nodes, if there are several.
+    fn of_team(isa: Isa, threads: usize, team: Option<Team>) -> Result<Self, KernelError> {
+        let team = team.map(Arc::new);
+        let pool = match team.clone() {
+            None => Pool::new(threads)?,
+            Some(team) => Pool::on_nodes(team.members().to_vec(), move |node| {
+                team.stay_on(node);
+            })?,
+        };
         let scratch = (0..threads).map(|_| Buffer::zeroed(0, "scratch")).collect::<Result<_, _>>()?;
         Ok(Cpu {
             isa,
             kv: KvType::default(),
             pool,
-            memory: Arena::default(),
+            memory: Arena::of(team),
             scratch,
             shortlists: true,
             shortlist: ShortlistBuffers::default(),
@@ -248,8 +262,25 @@ impl Cpu {
         match weights {
             Weights::Int8(_) => Err(KernelError::NoInt8),
             Weights::Ternary(weights) => Panels::pack(&weights, &mut self.pool, &mut self.memory),
-            Weights::Panels(panels) => Ok(panels),
+            Weights::Panels(panels) => Ok(Panels { data: self.near(panels.data)?, ..panels }),
         }
+    }
+
+    /// Copies panels that a file holds to the nodes whose threads read them, if there are several: where the file's own
+    /// pages are was decided by whoever first read it.
+    fn near(&mut self, panels: SharedBytes) -> Result<SharedBytes, KernelError> {
+        if !self.memory.is_spread() {
+            return Ok(panels);
+        }
+        let mut copy = self.memory.zeroed(panels.len(), "weights")?;
+        let out = copy.shared();
+        self.pool.run(panels.len().div_ceil(COPY_PIECE), &|_, piece| {
+            let start = piece * COPY_PIECE;
+            let from = &panels[start..panels.len().min(start + COPY_PIECE)];
+            // SAFETY: every piece is written by one part.
+            unsafe { out.slice(start, from.len()) }.copy_from_slice(from);
+        });
+        Ok(SharedBytes::new(copy))
     }
 
     /// Multiplies `n` quantised rows by a matrix.
@@ -331,7 +362,7 @@ impl<T> PerThread<T> {
 
 /// Maximum number of parts of a job per thread.
 const PARTS: usize = 64;
-/// Bytes of a block or state that a thread copies at a time.
+/// Bytes of panels, of a block or of a state that a thread copies at a time.
 const COPY_PIECE: usize = 128 << 10;
 /// Minimum number of row values that justifies a separate part.
 const ROW_UNIT: usize = 1 << 14;

@@ -1,9 +1,9 @@
 //! A persistent pool of threads that take the parts of a job one by one.
 //!
-//! Each thread has a contiguous share of the parts, so that it reads memory in one stream. A thread that runs out of
-//! parts steals half of another thread's remaining parts. The caller works too and never waits for a worker that has
-//! not begun; on a busy machine, a worker that the system does not schedule gives no help but causes no delay. Idle
-//! workers spin briefly and then park, so that an idle engine uses no CPU.
+//! Each thread has a contiguous share of the parts, so that it reads memory in one stream. A thread that runs out
+//! of parts steals half of another thread's remaining parts, first on its own memory node. The caller works too and
+//! never waits for a worker that has not begun; on a busy machine, a worker that the system does not schedule gives
+//! no help but causes no delay. Idle workers spin briefly and then park, so that an idle engine uses no CPU.
 
 use std::{
     cell::UnsafeCell,
@@ -37,8 +37,9 @@ struct Shared {
     /// Whether `job` may be joined.
     open: AtomicBool,
     job: UnsafeCell<Option<Job>>,
-    /// One per member.
+    /// One per member, with the memory node that the member is near.
     left: Vec<Left>,
+    nodes: Vec<usize>,
     /// Number of workers that may read `job`.
     joined: AtomicUsize,
     failed: AtomicBool,
@@ -95,12 +96,23 @@ pub(crate) struct Pool {
 impl Pool {
     /// Makes a pool of `threads` members, at least one.
     pub(crate) fn new(threads: usize) -> Result<Self, KernelError> {
+        Self::on_nodes(vec![0; threads], |_| {})
+    }
+
+    /// Makes a pool with a member near each of these memory nodes, at least one. A worker first calls `begin` with its
+    /// node.
+    pub(crate) fn on_nodes(
+        nodes: Vec<usize>,
+        begin: impl Fn(usize) + Clone + Send + 'static,
+    ) -> Result<Self, KernelError> {
+        let threads = nodes.len();
         let mut pool = Pool {
             shared: Arc::new(Shared {
                 epoch: AtomicUsize::new(0),
                 open: AtomicBool::new(false),
                 job: UnsafeCell::new(None),
                 left: (0..threads).map(|_| Left::default()).collect(),
+                nodes,
                 joined: AtomicUsize::new(0),
                 failed: AtomicBool::new(false),
                 stop: AtomicBool::new(false),
@@ -109,10 +121,13 @@ impl Pool {
             handles: Vec::new(),
         };
         for index in 1..threads {
-            let shared = Arc::clone(&pool.shared);
+            let (shared, begin) = (Arc::clone(&pool.shared), begin.clone());
             let handle = thread::Builder::new()
                 .name(format!("bitnet-{index}"))
-                .spawn(move || work(&shared, index))
+                .spawn(move || {
+                    begin(shared.nodes[index]);
+                    work(&shared, index);
+                })
                 .map_err(|e| KernelError::Thread { index, reason: e.to_string() })?;
             pool.handles.push(handle);
         }
@@ -161,17 +176,26 @@ impl Pool {
 }
 
 fn take_parts(shared: &Shared, member: usize, mut job: impl FnMut(usize)) {
-    let (own, members) = (&shared.left[member], shared.left.len());
+    let own = &shared.left[member];
     loop {
         while let Some(part) = own.first() {
             job(part);
         }
-        let Some(parts) = (1..members).find_map(|i| shared.left[(member + i) % members].half()) else {
+        let Some(parts) = others(member, &shared.nodes).find_map(|other| shared.left[other].half()) else {
             return;
         };
         // No other thread changes an empty share.
         own.set(parts);
     }
+}
+
+/// The members from which this one steals, those of its own node first.
+fn others(member: usize, nodes: &[usize]) -> impl Iterator<Item = usize> {
+    let others = move |near| {
+        let others = (1..nodes.len()).map(move |i| (member + i) % nodes.len());
+        others.filter(move |&other| (nodes[other] == nodes[member]) == near)
+    };
+    others(true).chain(others(false))
 }
 
 /// Closes the job and waits until every worker has left it, even if the caller's own part unwinds.
@@ -256,6 +280,33 @@ mod tests {
     }
 
     #[test]
+    fn a_member_steals_from_all_others_and_first_on_its_own_node() {
+        for nodes in [&[0; 5][..], &[0], &[0, 1], &[0, 0, 1, 1, 1, 2], &[0, 1, 1, 3]] {
+            for member in 0..nodes.len() {
+                let order: Vec<usize> = others(member, nodes).collect();
+                let mut all = order.clone();
+                all.sort_unstable();
+                assert!(all.into_iter().eq((0..nodes.len()).filter(|&other| other != member)));
+                assert!(order.iter().map(|&other| nodes[other] != nodes[member]).is_sorted());
+                let next = order.iter().map(|other| (other + nodes.len() - member) % nodes.len());
+                let several = nodes.iter().any(|node| *node != nodes[0]);
+                assert!(several || next.is_sorted(), "with one node, the next member is first");
+            }
+        }
+    }
+
+    #[test]
+    fn every_worker_begins_with_its_node() {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let begin = Arc::clone(&begun);
+        let pool = Pool::on_nodes(vec![5000, 1, 10, 100], move |node| {
+            begin.fetch_add(node, SeqCst);
+        });
+        drop(pool.unwrap());
+        assert_eq!(begun.load(SeqCst), 111);
+    }
+
+    #[test]
     fn workers_without_a_job_park() {
         let mut pool = Pool::new(4).unwrap();
         for _ in 0..3 {
@@ -271,9 +322,9 @@ mod tests {
 
     #[test]
     fn no_parts_wait_for_a_member_that_is_held() {
-        let mut pool = Pool::new(2).unwrap();
         let caller = thread::current().id();
-        for hold_caller in [false, true] {
+        for (hold_caller, nodes) in [(false, [0, 0]), (true, [0, 0]), (false, [0, 1]), (true, [0, 1])] {
+            let mut pool = Pool::on_nodes(nodes.into(), |_| {}).unwrap();
             // One member is held in one part until all others are done.
             let (held, others) = (AtomicBool::new(false), AtomicUsize::new(0));
             pool.run(100, &|_, _| {

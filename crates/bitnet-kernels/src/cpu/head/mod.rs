@@ -155,6 +155,7 @@ impl Cpu {
         let (mut scales, mut norms, mut errors) = (floats()?, floats()?, floats()?);
         let (form, panels) = (CopyForm::of(weights.dtype()), padded / PANEL_ROWS);
         let mut codes = Buffer::zeroed(panels * form.panel_bytes(cols), "copy of the output head")?;
+        self.memory.place(&codes);
         let a = CopyRows {
             form,
             table: weights,
@@ -183,7 +184,7 @@ impl Cpu {
         // An int8 copy would be larger than a ternary table itself.
         let Table::Dense { weights, copy } = table else { return Ok(()) };
         *copy = match stored {
-            Some(copy) => Some(copy),
+            Some(copy) => Some(HeadCopy { codes: self.near(copy.codes)?, ..copy }),
             None => self.copy_head(weights)?,
         };
         if let Some(copy) = copy {

@@ -10,6 +10,7 @@ use std::{
 
 use memmap2::MmapMut;
 
+use super::nodes::Team;
 use crate::KernelError;
 
 /// Plain numbers: every bit pattern, including zero, is a valid value.
@@ -127,6 +128,8 @@ impl<T: Number> DerefMut for Buffer<T> {
 #[derive(Default)]
 pub(crate) struct Arena {
     rest: Option<Buffer<u8>>,
+    /// The threads that read the matrices, if the machine has several memory nodes.
+    team: Option<Arc<Team>>,
 }
 
 impl Arena {
@@ -139,6 +142,24 @@ impl Arena {
         if (16 * PAGE..=Self::PIECE).contains(&pages) { pages } else { bytes }
     }
 
+    /// An arena for matrices whose panels are read by these threads.
+    pub(crate) fn of(team: Option<Arc<Team>>) -> Self {
+        Arena { rest: None, team }
+    }
+
+    /// Whether matrices are spread over several memory nodes.
+    pub(crate) fn is_spread(&self) -> bool {
+        self.team.is_some()
+    }
+
+    /// Asks the system to keep the pages of a matrix that is not written yet on the nodes of the threads that will read
+    /// them. Returns whether it will do so, if there are several nodes.
+    pub(crate) fn place<T: Number>(&self, matrix: &Buffer<T>) -> Option<bool> {
+        let (team, _) = (self.team.as_ref()?, matrix.map.as_ref()?);
+        let start = matrix.ptr.addr().get();
+        Some(team.place(start..start + matrix.len * size_of::<T>(), HUGE))
+    }
+
     /// Like [`Buffer::zeroed`], for memory that is written immediately and lives as long as the rest of the arena: a
     /// map is freed with the last of its buffers.
     pub(crate) fn zeroed<T: Number>(
@@ -148,7 +169,9 @@ impl Arena {
     ) -> Result<Buffer<T>, KernelError> {
         let bytes = len.saturating_mul(size_of::<T>()).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX);
         if !(16 * PAGE..=Self::PIECE).contains(&bytes) {
-            return Buffer::zeroed(len, what);
+            let buffer = Buffer::zeroed(len, what)?;
+            self.place(&buffer);
+            return Ok(buffer);
         }
         let mut rest = match self.rest.take() {
             Some(rest) if rest.len >= bytes => rest,
@@ -159,6 +182,7 @@ impl Arena {
         rest.ptr = unsafe { rest.ptr.add(bytes) };
         rest.len -= bytes;
         self.rest = Some(rest);
+        self.place(&buffer);
         Ok(buffer)
     }
 }

@@ -8,7 +8,10 @@ use std::{ops::Range, thread};
 
 use bitnet_tensor::SharedBytes;
 
-use super::buffer::{Buffer, HUGE};
+use super::{
+    buffer::{Buffer, HUGE},
+    nodes::memory_nodes,
+};
 use crate::cpu::pool::share;
 
 /// Smaller files are not worth a check.
@@ -17,9 +20,10 @@ const SMALL: usize = 16 * HUGE;
 const COPIERS: usize = 8;
 
 /// Returns the same bytes on huge pages: in place if the system reports that they are on huge pages, otherwise as a
-/// copy. They also stay in place if the system reports nothing or has no memory for a copy.
+/// copy. They also stay in place if the system reports nothing or has no memory for a copy, and if there are several
+/// memory nodes: then the backend copies each matrix to the nodes that read it.
 pub fn on_huge_pages(bytes: &SharedBytes) -> SharedBytes {
-    if bytes.len() < SMALL {
+    if bytes.len() < SMALL || memory_nodes().len() > 1 {
         return bytes.clone();
     }
     // The system counts only pages that have been used. Reading one byte maps a whole huge page, but only a few small
