@@ -163,7 +163,7 @@ fn a_changed_bit_of_a_cache_raises_the_version_of_the_arithmetic() {
         ("demo", KvType::F32, "7d18126d4536bfe5"),
         ("demo", KvType::F16, "d5ef64c8006f56a2"),
         ("demo", KvType::Bf16, "a638f553ac87077a"),
-        ("demo", KvType::Int8, "98f790ecc534aeee"),
+        ("demo", KvType::Int8, "ccbd5744a3ffdaa0"),
         ("bonsai-tiny", KvType::F32, "13b3b3bf4286e9b6"),
         ("hybrid-tiny", KvType::F32, "542d830fa66d0a3b"),
         ("hybrid-tiny-rotated", KvType::F32, "574823b2c098d620"),
@@ -181,7 +181,7 @@ fn a_changed_bit_of_a_cache_raises_the_version_of_the_arithmetic() {
     let known = known.map(|(name, kv, hash)| (name, kv, hash.to_owned()));
     assert_eq!(
         (ARITHMETIC, &found),
-        (2, &known),
+        (3, &known),
         "the bytes of caches have changed: raise ARITHMETIC in bitnet-kernels' order.rs, here and in this list"
     );
 }
