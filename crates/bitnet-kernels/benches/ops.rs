@@ -267,7 +267,8 @@ fn draws_from(cpu: &mut Cpu, head: &str, [vocab, cols]: [usize; 2], tokens: &[us
     let warm = SamplingParams { temperature: 1.0, seed: 1, ..SamplingParams::GREEDY };
     let penalties = |change| Change { less: 0.5, ..change };
     let repetition = |change| Change { repetition: 1.1, ..change };
-    let ways: [(_, _, Option<fn(Change) -> Change>); 7] = [
+    type Penalty = fn(Change) -> Change;
+    let ways: [(_, _, Option<Penalty>); 7] = [
         ("temperature 1", warm, None),
         ("temperature 0.7, top-p 0.9", SamplingParams { temperature: 0.7, top_p: 0.9, ..warm }, None),
         ("temperature 1, top-k 40", SamplingParams { top_k: 40, ..warm }, None),
