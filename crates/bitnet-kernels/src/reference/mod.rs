@@ -484,7 +484,7 @@ impl Backend for Reference {
                 for h in 0..heads {
                     let kv_head = h / (heads / kv_heads);
                     let q = &qkv.row(t)[h * dim..][..dim];
-                    let (query, query_scale) = integers(q, order::query(dim));
+                    let query = self.multiplies_integers().then(|| integers(q, order::query(dim)));
                     let mut state: Option<(f32, f32, Vec<f32>)> = None;
                     for first in (from / length * length..keys).step_by(length) {
                         let segment = first.max(from)..keys.min(first + length);
@@ -492,7 +492,7 @@ impl Backend for Reference {
                             .clone()
                             .map(|key| {
                                 let k = &kv.keys[at(key, kv_head)..][..dim + 1];
-                                if self.multiplies_integers() {
+                                if let Some((query, query_scale)) = &query {
                                     let sum: i32 = query.iter().zip(k).map(|(&q, &k)| q * k as i32).sum();
                                     return sum as f32 * k[dim] * (query_scale * scale);
                                 }
@@ -502,23 +502,31 @@ impl Backend for Reference {
                         let max = scores.iter().fold(f32::NEG_INFINITY, |m, &s| if m > s { m } else { s });
                         let weights: Vec<f32> = scores.iter().map(|&s| exp(s - max)).collect();
                         let mut partial = [0.0f32; 16];
-                        let mut values = vec![0.0f32; dim];
                         let value = |key| &kv.values[at(key, kv_head)..][..dim + 1];
                         let scaled = segment.clone().zip(&weights).map(|(key, &p)| p * value(key)[dim]);
                         let scaled: Vec<f32> = scaled.collect();
-                        let (integer, weight_scale) = integers(&scaled, order::WEIGHT);
-                        let mut sums = vec![0i32; dim];
-                        for (i, (key, &p)) in segment.zip(&weights).enumerate() {
+                        for (key, &p) in segment.clone().zip(&weights) {
                             partial[(key - first) % 16] += p;
-                            let p = self.between(scaled[i]);
-                            for ((o, sum), &v) in values.iter_mut().zip(&mut sums).zip(value(key)) {
-                                *o = fused(p, v, *o);
-                                *sum += integer[i] * v as i32;
+                        }
+                        let values: Vec<f32> = if self.multiplies_integers() {
+                            let (weights, scale) = integers(&scaled, order::WEIGHT);
+                            let mut sums = vec![0i32; dim];
+                            for (key, weight) in segment.zip(weights) {
+                                for (sum, &v) in sums.iter_mut().zip(value(key)) {
+                                    *sum += weight * v as i32;
+                                }
                             }
-                        }
-                        if self.multiplies_integers() {
-                            values = sums.iter().map(|&sum| sum as f32 * weight_scale).collect();
-                        }
+                            sums.iter().map(|&sum| sum as f32 * scale).collect()
+                        } else {
+                            let mut values = vec![0.0f32; dim];
+                            for (key, &p) in segment.zip(&scaled) {
+                                let p = self.between(p);
+                                for (o, &v) in values.iter_mut().zip(value(key)) {
+                                    *o = fused(p, v, *o);
+                                }
+                            }
+                            values
+                        };
                         let sum = tree(partial);
                         state = Some(match state {
                             None => (max, sum, values),
