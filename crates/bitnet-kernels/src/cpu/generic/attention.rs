@@ -276,7 +276,7 @@ unsafe fn segment<L: Lanes>(
     item: &Item<'_>,
     heads: Heads,
     index: usize,
-    weights: &mut [f32],
+    scratch: &mut [f32],
     out: &mut [f32],
 ) {
     let (shape, kv_head) = (&a.kv.shape, item.kv_head);
@@ -289,15 +289,12 @@ unsafe fn segment<L: Lanes>(
     let before = item.keys.start.saturating_sub(first);
     let some = Within { skipped: before / 32 * 32, before, count, padded: count.next_multiple_of(16) };
     let blocks = &item.table[first / BLOCK_TOKENS..item.keys.end.div_ceil(BLOCK_TOKENS)];
-    let (blocks, next) = blocks.split_at(blocks.len().min(SEGMENT / BLOCK_TOKENS));
-    let (weights, room) = weights.split_at_mut(HEADS * SEGMENT);
-    let room = room.as_mut_ptr().cast::<i16>();
-    copy_for!(a.kv.kv, heads.count, scores(a, blocks, kv_head, (q, room), some, weights));
-    for (weights, out) in weights.chunks_exact_mut(SEGMENT).zip(out.chunks_exact_mut(len)) {
+    copy_for!(a.kv.kv, heads.count, scores(a, blocks, kv_head, q, some, scratch));
+    for (weights, out) in scratch.chunks_exact_mut(SEGMENT).zip(out.chunks_exact_mut(len)) {
         (out[len - 16], out[len - 15]) = softmax::<L>(weights, some);
     }
     let out = out.as_mut_ptr();
-    copy_for!(a.kv.kv, heads.count, weigh(a, (blocks, next), kv_head, some, (weights, room), out));
+    copy_for!(a.kv.kv, heads.count, weigh(a, blocks, kv_head, some, scratch, out));
 }
 
 /// The keys of a segment that a token attends to: `before..count`.
@@ -311,18 +308,25 @@ struct Within {
     padded: usize,
 }
 
-/// Computes the scores of groups of 16 keys, by pairs; lanes of other keys hold garbage.
+/// Divides scratch into the weights of [`HEADS`] heads and room for their factors.
+fn with_room(scratch: &mut [f32]) -> (&mut [f32], *mut i16) {
+    let (weights, room) = scratch.split_at_mut(HEADS * SEGMENT);
+    (weights, room.as_mut_ptr().cast())
+}
+
+/// Computes the scores of groups of 16 keys, by pairs, as the first of `scratch`; lanes of other keys hold garbage.
 #[inline(always)]
 unsafe fn scores<L: Lanes, S: Operand, const H: usize>(
     a: &Attention<'_>,
     blocks: &[u32],
     kv_head: usize,
-    (q, room): (*const f32, *mut i16),
+    q: *const f32,
     some: Within,
-    weights: &mut [f32],
+    scratch: &mut [f32],
 ) {
     let (dim, kv_heads) = (a.kv.shape.head_dim, a.kv.shape.kv_heads);
-    let mut query = [Factors::<S>::NONE; H];
+    let (weights, room) = with_room(scratch);
+    let mut query = [Factors::NONE; H];
     for (h, query) in query.iter_mut().enumerate() {
         let room = room.add(h * 2 * factors(&a.kv.shape));
         let (factors, scale) = S::factors::<L>(q.add(h * dim), dim, order::query(dim), room);
@@ -359,22 +363,15 @@ fn pairs<L: Lanes>(heads: usize) -> bool {
 }
 
 /// What a query head multiplies numbers by, and what its sums are multiplied by then.
-struct Factors<S: Operand> {
-    factors: *const S::Factor,
+#[derive(Clone, Copy)]
+struct Factors<F> {
+    factors: *const F,
     scale: f32,
 }
 
-impl<S: Operand> Factors<S> {
+impl<F> Factors<F> {
     const NONE: Self = Factors { factors: std::ptr::null(), scale: 0.0 };
 }
-
-impl<S: Operand> Clone for Factors<S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: Operand> Copy for Factors<S> {}
 
 /// A group of 16 keys.
 struct Keys<S: Operand> {
@@ -388,7 +385,7 @@ struct Keys<S: Operand> {
 #[inline(always)]
 unsafe fn score<L: Lanes, S: Operand, const H: usize, const G: usize>(
     dim: usize,
-    query: [Factors<S>; H],
+    query: [Factors<S::Factor>; H],
     keys: [Keys<S>; G],
     group: usize,
     weights: &mut [f32],
@@ -440,20 +437,22 @@ unsafe fn softmax<L: Lanes>(weights: &mut [f32], some: Within) -> (f32, f32) {
 }
 
 /// Computes `out[h] = sum_j weights[h][j] * value[j]`, in the order of `j`; if values have scales, they are first
-/// multiplied into the weights.
+/// multiplied into the weights. The blocks after those of the segment are prefetched.
 #[inline(always)]
 unsafe fn weigh<L: Lanes, S: Operand, const H: usize>(
     a: &Attention<'_>,
-    (blocks, next): (&[u32], &[u32]),
+    blocks: &[u32],
     kv_head: usize,
     some: Within,
-    (weights, room): (&mut [f32], *mut i16),
+    scratch: &mut [f32],
     out: *mut f32,
 ) {
+    let (blocks, next) = blocks.split_at(blocks.len().min(SEGMENT / BLOCK_TOKENS));
+    let (weights, room) = with_room(scratch);
     let (shape, bytes) = (&a.kv.shape, size_of::<S::Number>());
     let (dim, wide, len) = (shape.head_dim, shape.value_stride(), result(shape));
     let index = |block: u32| block as usize * shape.kv_heads + kv_head;
-    let mut factors = [Factors::<S>::NONE; H];
+    let mut factors = [Factors::NONE; H];
     for (h, weights) in weights.chunks_exact_mut(SEGMENT).take(H).enumerate() {
         if S::KV.scaled() {
             for at in (some.skipped..some.padded).step_by(16) {
@@ -520,7 +519,7 @@ unsafe fn weigh_columns<L: Lanes, S: Operand, const H: usize, const C: usize>(
     shape: &KvShape,
     values: *const S::Number,
     rows: Range<usize>,
-    factors: [Factors<S>; H],
+    factors: [Factors<S::Factor>; H],
     out: *mut f32,
 ) {
     let (wide, len) = (shape.value_stride(), result(shape));
