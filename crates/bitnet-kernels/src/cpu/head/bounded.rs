@@ -62,7 +62,7 @@ impl Bounded<'_> {
             let token = change.token as usize;
             let upper = change.apply(self.upper[token]);
             self.upper[token] = upper;
-            pending[token / GROUP] |= 1 << (token % GROUP);
+            add(pending, change.token);
             // A NaN bound rules out nothing.
             let high = &mut self.high[token / GROUP];
             *high = if upper > *high || upper.is_nan() { upper } else { *high };
@@ -99,8 +99,7 @@ impl Bounded<'_> {
     pub(super) fn least_of(&self, keep: usize, group: usize, pending: &[u64], scores: &mut Vec<f64>) -> f32 {
         let rows = self.rows(0.0, 1.0);
         let lower = |id: usize| {
-            let pending = pending[id / GROUP] >> (id % GROUP) & 1 == 1;
-            if pending { f32::NEG_INFINITY } else { rows.lower(id) }
+            if has(pending, id as u32) { f32::NEG_INFINITY } else { rows.lower(id) }
         };
         scores.clear();
         let groups = (0..self.upper.len()).step_by(group);
@@ -146,4 +145,17 @@ pub(super) fn tokens_of(mask: &[u32]) -> impl Iterator<Item = u32> + Clone {
         let rests = std::iter::successors(Some(word), |rest| Some(rest & rest.wrapping_sub(1)));
         rests.take_while(|&rest| rest != 0).map(move |rest| first + rest.trailing_zeros())
     })
+}
+
+/// Whether a token is in a set: a bit a token, a word a group.
+pub(super) fn has(set: &[u64], token: u32) -> bool {
+    set[token as usize / GROUP] >> (token as usize % GROUP) & 1 == 1
+}
+
+pub(super) fn add(set: &mut [u64], token: u32) {
+    set[token as usize / GROUP] |= 1 << (token as usize % GROUP);
+}
+
+pub(super) fn drop_from(set: &mut [u64], token: u32) {
+    set[token as usize / GROUP] &= !(1 << (token as usize % GROUP));
 }

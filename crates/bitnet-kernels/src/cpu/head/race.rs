@@ -12,7 +12,7 @@ use std::sync::Mutex;
 
 use super::{
     ask::{Ask, group, most},
-    bounded::{Bounded, tokens_of},
+    bounded::{Bounded, add, drop_from, has, tokens_of},
 };
 use crate::{
     SamplingParams,
@@ -530,17 +530,4 @@ impl Race {
         }
         Next::Asked(count)
     }
-}
-
-/// Whether a token is in a set: a bit a token, a word a group.
-fn has(set: &[u64], token: u32) -> bool {
-    set[token as usize / GROUP] >> (token as usize % GROUP) & 1 == 1
-}
-
-fn add(set: &mut [u64], token: u32) {
-    set[token as usize / GROUP] |= 1 << (token as usize % GROUP);
-}
-
-fn drop_from(set: &mut [u64], token: u32) {
-    set[token as usize / GROUP] &= !(1 << (token as usize % GROUP));
 }
