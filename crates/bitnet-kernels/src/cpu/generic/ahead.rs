@@ -2,7 +2,8 @@
 
 use crate::cpu::lanes::Lanes;
 
-const LINE: usize = 64;
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
 
 /// Prefetches of one stretch of memory, some cache lines at a time.
 #[derive(Clone, Copy)]
@@ -25,7 +26,16 @@ impl Ahead {
 
     #[inline(always)]
     pub(crate) unsafe fn prefetch<L: Lanes>(&mut self) {
-        for line in 0..self.lines {
+        // SAFETY: as the caller promises.
+        unsafe { self.prefetch_few::<L, { usize::MAX }>() }
+    }
+
+    /// Prefetches as [`Ahead::prefetch`] does, if a call has `MOST` lines at most. A small limit leaves no loop, whose
+    /// counters would take registers that the caller's loop needs.
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch_few<L: Lanes, const MOST: usize>(&mut self) {
+        debug_assert!(self.lines <= MOST, "a call must have at most {MOST} lines");
+        for line in 0..self.lines.min(MOST) {
             // SAFETY: the caller keeps the contract of `Lanes`; a prefetch takes any address.
             unsafe { L::prefetch(self.from.wrapping_add(line * LINE)) };
         }

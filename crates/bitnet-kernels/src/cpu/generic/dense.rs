@@ -30,6 +30,15 @@ const DECODED_ROWS: usize = 8;
 /// Rows that stay in cache while tokens pass over them.
 const CACHED_ROWS: usize = 32;
 
+/// Rows of the largest tile.
+pub(crate) const TILE_ROWS: usize = 8;
+
+/// Tokens whose activations stay in cache while the rows of a small matrix pass over them.
+pub(crate) const CACHED_TOKENS: usize = 64;
+
+/// Bytes of a matrix that stays in cache.
+pub(crate) const CACHED_MATRIX: usize = 2 << 20;
+
 pub(crate) struct DenseLogits<'a> {
     pub(crate) table: &'a BitNetTensor,
     /// `[n][stride]`, zeros after the last column.

@@ -26,7 +26,7 @@ use bitnet_tensor::BitNetTensor;
 
 use crate::cpu::{
     generic::{
-        ahead::Ahead,
+        ahead::{Ahead, LINE},
         dense::decode_row,
         nibbles::{self, Planes},
         store_partial,
@@ -374,7 +374,7 @@ unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
     let mut sums = [[L::zero_i(); R]; M];
     for _ in 0..quads {
         let mut v = [L::load_codes(codes); R];
-        ahead.prefetch::<L>();
+        ahead.prefetch_few::<L, { QUAD_BYTES / LINE }>();
         for r in 0..R {
             v[r] = L::load_codes(codes.add(64 * r));
         }

@@ -18,7 +18,7 @@ use crate::{
         Cpu, Panels, ROW_UNIT, Rows, Table, WEIGHT_UNIT,
         generic::{
             self,
-            dense::{self, DenseLogits, Rescore},
+            dense::{self, CACHED_MATRIX, CACHED_TOKENS, DenseLogits, Rescore, TILE_ROWS},
             rotate::Rotation,
             shortlist::{Bounds, CopyRows},
             ternary::Output,
@@ -227,12 +227,24 @@ impl Cpu {
 
     /// Multiplies rows by all rows of a dense matrix.
     pub(super) fn dense_products(&mut self, a: &DenseLogits<'_>) -> Result<(), KernelError> {
-        let (kernel, rows) = (self.isa.kernels().floats.logits, a.table.rows());
-        let units = (a.table.bytes().len() * a.tokens.len() / WEIGHT_UNIT).min(rows);
+        let (kernel, rows, bytes) = (self.isa.kernels().floats.logits, a.table.rows(), a.table.bytes().len());
+        // Parts have whole tiles of rows. If the matrix stays in cache while all tokens pass over it, they have few tokens
+        // too, so that the activations stay in cache as well.
+        let row_blocks = rows.div_ceil(TILE_ROWS);
+        let token_blocks = if bytes <= CACHED_MATRIX { a.tokens.len().div_ceil(CACHED_TOKENS) } else { 1 };
+        let units = (bytes * a.tokens.len() / WEIGHT_UNIT).min(row_blocks * token_blocks);
         self.parallel(units, dense::scratch(a.table.dtype(), a.table.cols()), &|part, parts, scratch| {
-            // SAFETY: `isa` proves the instruction set; every row of the table belongs to one part; scratch is as large
-            // as the kernel needs.
-            unsafe { kernel(a, share(rows, parts, part), scratch) }
+            let mut blocks = share(row_blocks * token_blocks, parts, part);
+            while !blocks.is_empty() {
+                let (token_block, first) = (blocks.start / row_blocks, blocks.start % row_blocks);
+                let end = row_blocks.min(first + blocks.len());
+                let tokens = &a.tokens[share(a.tokens.len(), token_blocks, token_block)];
+                let rows = first * TILE_ROWS..rows.min(end * TILE_ROWS);
+                // SAFETY: `isa` proves the instruction set; every row and token belong to one part; scratch is as large as
+                // the kernel needs.
+                unsafe { kernel(&DenseLogits { tokens, ..*a }, rows, scratch) };
+                blocks.start += end - first;
+            }
         })
     }
 
