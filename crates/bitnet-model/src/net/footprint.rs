@@ -9,7 +9,7 @@ use bitnet_tensor::{DType, TernaryTensor};
 use crate::{
     files::{TensorEntry, TensorKind, TensorSource},
     names::{self, Expected, PanelMatrix, Part},
-    net::{Batch, Limits},
+    net::{Batch, Limits, weights::read_router},
     spec::{ModelSpec, Windows},
 };
 
@@ -60,7 +60,7 @@ impl<'a, B: Footprint> ModelFootprint<'a, B> {
     pub fn new(backend: &'a B, spec: &'a ModelSpec, tensors: &dyn TensorSource) -> Self {
         let entries = tensors.entries().iter().chain(tensors.draft_head());
         let entries = entries.map(|entry| (entry.name.as_str(), entry)).collect();
-        let weights = weights(spec, &entries, backend.shortlists());
+        let weights = weights(spec, tensors, &entries, backend.shortlists());
         ModelFootprint { backend, spec, weights, windows: false, drafts: 0 }
     }
 
@@ -138,7 +138,12 @@ pub(crate) fn step_size(spec: &ModelSpec, limits: Limits, context: usize) -> Ste
 }
 
 /// All weights, as they are stacked and rotated.
-fn weights(spec: &ModelSpec, entries: &HashMap<&str, &TensorEntry>, shortlists: bool) -> Vec<Weight> {
+fn weights(
+    spec: &ModelSpec,
+    tensors: &dyn TensorSource,
+    entries: &HashMap<&str, &TensorEntry>,
+    shortlists: bool,
+) -> Vec<Weight> {
     let head = names::head(spec);
     let copied = shortlists && !spec.grouped.head;
     let mut weights = Vec::new();
@@ -150,6 +155,10 @@ fn weights(spec: &ModelSpec, entries: &HashMap<&str, &TensorEntry>, shortlists: 
             (TensorKind::Dense, _) if drafts => {}
             (TensorKind::Dense, &[rows, cols]) => {
                 let dtype = entries.get(name.as_str()).and_then(|entry| entry.dtype).unwrap_or(DType::F32);
+                // Its values decide. One that cannot be read is refused when it is loaded.
+                let router = dtype == DType::F32 && Part::of(&name) == Some(Part::Router);
+                let router = router.then(|| read_router(tensors, &name).ok()).flatten();
+                let dtype = router.map_or(dtype, |router| router.dtype());
                 // With bounds, a step reads the copy of the head instead; it looks rows of the embedding up.
                 let read =
                     usize::from(!(name == names::EMBEDDING && !spec.tied_head || name == head && copied));

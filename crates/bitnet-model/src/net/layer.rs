@@ -12,7 +12,7 @@ use crate::{
     names::{self, Part, StackedProjections},
     net::{
         CachePlace, Limits,
-        weights::{in_bf16_if_exact, read_dense_stack, read_int8, read_linear, read_norm, read_ternary},
+        weights::{read_dense_stack, read_int8, read_linear, read_norm, read_router, read_ternary},
     },
     spec::{Experts, Hybrid, ModelSpec},
 };
@@ -160,7 +160,7 @@ fn load_experts<B: Backend>(
     let (spec, tensors) = (from.spec, from.tensors);
     let Experts { count, used } = experts;
     let shape = ExpertShape { count, used, hidden: spec.hidden, ffn: spec.ffn, gate: spec.activation };
-    let router = in_bf16_if_exact(tensors.dense(&Part::Router.tensor(from.index))?);
+    let router = read_router(tensors, &Part::Router.tensor(from.index))?;
     let read = |part: Part| read_ternary::<B>(tensors, &[part.tensor(from.index)], spec.grouped.projections);
     let gate = read(Part::ExpertGate)?;
     let up = read(Part::ExpertUp)?;

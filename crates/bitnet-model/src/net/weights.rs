@@ -68,15 +68,16 @@ pub(crate) fn read_ternary<B: Backend>(
     Ok(weights)
 }
 
-/// The same matrix in bf16, if that holds every value: half the bytes of a router of floats that were bf16 before they were
-/// converted.
-pub(crate) fn in_bf16_if_exact(table: BitNetTensor) -> BitNetTensor {
+/// Reads a router: in bf16 if that holds every value, half the bytes of floats that were bf16 before they were converted.
+pub(crate) fn read_router(tensors: &dyn TensorSource, name: &str) -> Result<BitNetTensor, ModelError> {
+    let table = tensors.dense(name)?;
     let (words, _) = table.bytes().as_chunks::<4>();
     if table.dtype() != DType::F32 || words.iter().any(|word| word[..2] != [0; 2]) {
-        return table;
+        return Ok(table);
     }
     let bytes: Vec<u8> = words.iter().flat_map(|word| [word[2], word[3]]).collect();
-    BitNetTensor::new(DType::BF16, [table.rows(), table.cols()], SharedBytes::new(bytes)).unwrap_or(table)
+    let shape = [table.rows(), table.cols()];
+    Ok(BitNetTensor::new(DType::BF16, shape, SharedBytes::new(bytes)).unwrap_or(table))
 }
 
 /// Reads columns `cols` of projections of a draft head that share an input, stacked into one matrix of int8.

@@ -1,6 +1,9 @@
 //! Maple: the dialects of its files, and what is refused by name.
 
-use bitnet_model::{Activation, Checkpoint, Experts, ModelError, ModelFiles, TensorKind};
+use bitnet_kernels::{Cpu, Isa};
+use bitnet_model::{
+    Activation, Checkpoint, Experts, ModelError, ModelFiles, ModelFootprint, TensorKind, WeightBytes,
+};
 use bitnet_tensor::{DType, SharedBytes};
 use serde_json::{Value, json};
 
@@ -214,4 +217,23 @@ fn damaged_scales_of_rows_are_refused_by_their_tensor() {
     let tables = "model.word_embeddings.scales";
     let told = renamed(tables, "model.word_embeddings.scaleS").unwrap_err().to_string();
     assert!(told.contains(tables), "{told}");
+}
+
+#[test]
+fn a_router_counts_as_the_floats_as_which_it_is_read() {
+    let cpu = Cpu::new(Isa::named("scalar").unwrap(), 1).unwrap();
+    let weights = |low: u8| -> WeightBytes {
+        let open = edited(GGUF, |gguf| {
+            for tensor in gguf.tensors.iter_mut().filter(|tensor| tensor.name.contains("ffn_gate_inp")) {
+                assert_eq!(tensor.kind, 0, "f32");
+                tensor.data.chunks_exact_mut(4).for_each(|word| word[..2].copy_from_slice(&[low, 0]));
+            }
+        });
+        let open = open.unwrap();
+        ModelFootprint::new(&cpu, &open.spec, &*open.tensors).weights()
+    };
+    let (half, whole) = (weights(0), weights(1));
+    // 4 layers of 8 experts.
+    let more = 4 * 8 * 2 * open(GGUF).spec.hidden as u64;
+    assert_eq!((whole.step - half.step, whole.total - half.total), (more, more));
 }
