@@ -253,7 +253,7 @@ fn head_cases(cases: &mut Vec<Case>) {
             cases.push(Case::Head { n, width, vocab, dtype });
         }
     }
-    for dtype in [DType::Q8_0, DType::Q6K, DType::Q5K, DType::Q4K, DType::Q4_0, DType::Q5_1] {
+    for dtype in [DType::Q8_0, DType::Q6K, DType::Q5K, DType::Q4K, DType::Q4_0, DType::Q4_1, DType::Q5_1] {
         cases.push(Case::Head { n: 5, width: 512, vocab: 43, dtype });
     }
     for (n, width, vocab, dtype) in [
@@ -265,6 +265,8 @@ fn head_cases(cases: &mut Vec<Case>) {
         (3, 512, 1030, DType::Q8_0),
         (1, 256, 1030, DType::Q4K),
         (4, 512, 90, DType::Q4K),
+        (1, 96, 1030, DType::Q4_1),
+        (4, 320, 90, DType::Q4_1),
     ] {
         cases.push(Case::Top { n, width, vocab, dtype, all: true });
     }
@@ -274,6 +276,7 @@ fn head_cases(cases: &mut Vec<Case>) {
         (9, 264, 5200, DType::BF16),
         (33, 130, 5121, DType::BF16),
         (14, 512, 700, DType::Q4K),
+        (14, 192, 700, DType::Q4_1),
     ] {
         cases.push(Case::Top { n, width, vocab, dtype, all: false });
     }
@@ -524,7 +527,7 @@ impl Values {
                 for b in bytes.chunks_exact_mut(block) {
                     for at in match dtype {
                         DType::Q6K => &[209][..],
-                        DType::Q4K | DType::Q5K | DType::Q5_1 => &[1, 3][..],
+                        DType::Q4K | DType::Q5K | DType::Q4_1 | DType::Q5_1 => &[1, 3][..],
                         _ => &[1][..],
                     } {
                         b[*at] &= 0b1011_1111;
@@ -851,7 +854,7 @@ fn doubled<B: Inspect>(
     let weights = BitNetTensor::new(dtype, [vocab, width], SharedBytes::new(bytes)).expect("two halves");
     let mut table = b.table(&weights)?;
     let stored = match dtype {
-        DType::F16 | DType::Q4K => head_copy_from_file(&weights)?,
+        DType::F16 | DType::Q4K | DType::Q4_1 => head_copy_from_file(&weights)?,
         _ => None,
     };
     b.prepare_shortlist(&mut table, stored)?;

@@ -39,19 +39,25 @@ fn tables() -> [(&'static str, BitNetTensor); 3] {
         .map(|(what, values): (_, Vec<f32>)| (what, BitNetTensor::from_f32([VOCAB, WIDTH], &values).unwrap()))
 }
 
-/// Rows of 512 codes of 4 bits, as Q4_K: `0.02 * code - 0.15`.
-fn four_bits(mut code: impl FnMut() -> u8) -> BitNetTensor {
-    // Scales and minima of groups are all 32.
-    let mut block = [0; 16];
-    block[..2].copy_from_slice(&f16::from_f32(0.02 / 32.0).to_le_bytes());
-    block[2..4].copy_from_slice(&f16::from_f32(0.15 / 32.0).to_le_bytes());
-    block[4..12].fill(32 | 2 << 6);
+/// Rows of 512 codes of 4 bits, in a type with blocks: `0.02 * code - 0.15`.
+fn four_bits(dtype: DType, mut code: impl FnMut() -> u8) -> BitNetTensor {
+    let half = |value: f32| f16::from_f32(value).to_le_bytes();
+    let head = match dtype {
+        // Scales and minima of groups are all 32.
+        DType::Q4K => {
+            let mut head = [half(0.02 / 32.0), half(0.15 / 32.0)].concat();
+            head.extend([[32 | 2 << 6; 8].as_slice(), &[0; 4]].concat());
+            head
+        }
+        _ => [half(0.02), half(-0.15)].concat(),
+    };
+    let codes = dtype.block_elements() / 2;
     let mut bytes = Vec::new();
-    for _ in 0..2 * VOCAB {
-        bytes.extend(block);
-        bytes.extend((0..128).map(|_| code() | code() << 4));
+    for _ in 0..VOCAB * 512 / dtype.block_elements() {
+        bytes.extend(&head);
+        bytes.extend((0..codes).map(|_| code() | code() << 4));
     }
-    BitNetTensor::new(DType::Q4K, [VOCAB, 512], SharedBytes::new(bytes)).unwrap()
+    BitNetTensor::new(dtype, [VOCAB, 512], SharedBytes::new(bytes)).unwrap()
 }
 
 /// Ids and values of the highest logits, equal ones by id.
@@ -117,19 +123,25 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
 
 #[test]
 fn rows_of_4_bits_that_nearly_tie_are_not_ruled_out_and_nearly_all_others_are() {
+    for dtype in [DType::Q4K, DType::Q4_1] {
+        near_ties_of_4_bits(dtype);
+    }
+}
+
+fn near_ties_of_4_bits(dtype: DType) {
     let (mut next, mut at) = (noise(3), 0);
     // Rows of which few codes differ, by one; and rows of any codes.
     let base: Vec<u8> = (0..512).map(|_| (8.0 + 6.9 * next()) as u8).collect();
-    let near = four_bits(|| {
+    let near = four_bits(dtype, || {
         at += 1;
         base[at % 512] + u8::from(next() > 0.97)
     });
-    let any = four_bits(|| (8.0 + 7.9 * next()) as u8);
+    let any = four_bits(dtype, || (8.0 + 7.9 * next()) as u8);
     let mut next = noise(4);
     for isa in Isa::available() {
         let mut cpu = Cpu::new(isa, 2).unwrap();
-        compare(&mut cpu, &format!("4 bits, {isa:?}"), &near, |cpu| cpu.head_counts().shortlisted);
-        compare(&mut cpu, &format!("any 4 bits, {isa:?}"), &any, |cpu| cpu.head_counts().shortlisted);
+        compare(&mut cpu, &format!("{dtype}, {isa:?}"), &near, |cpu| cpu.head_counts().shortlisted);
+        compare(&mut cpu, &format!("any {dtype}, {isa:?}"), &any, |cpu| cpu.head_counts().shortlisted);
         let mut table = cpu.table(&any).unwrap();
         cpu.prepare_shortlist(&mut table, None).unwrap();
         let mut x = cpu.rows(3, 512, RowsKind::Intermediate).unwrap();
@@ -138,7 +150,7 @@ fn rows_of_4_bits_that_nearly_tie_are_not_ruled_out_and_nearly_all_others_are() 
         let (mut logits, mut drawn) = (vec![0.0; 3 * VOCAB], vec![None; 3]);
         cpu.logits(&x, &table, &[Wanted::Top(1); 3], Edits::default(), &mut logits, &mut drawn).unwrap();
         let counts = cpu.head_counts() - before;
-        assert!(counts.shortlisted == 3 && counts.rescored < 3 * 50, "{counts:?}, {isa:?}");
+        assert!(counts.shortlisted == 3 && counts.rescored < 3 * 50, "{counts:?}, {dtype}, {isa:?}");
     }
 }
 

@@ -62,7 +62,7 @@ enum Encoding {
     },
     /// MLX's 2 bits, with a scale for every row.
     MlxRows(BitNetTensor),
-    /// MLX's 4 bits, with the scales and biases of groups; decoded to floats.
+    /// MLX's 4 bits, with the scales and biases of groups.
     Mlx4 {
         scales: BitNetTensor,
         biases: BitNetTensor,
@@ -209,7 +209,7 @@ impl TensorSource for FileSource {
             Encoding::Dense(dtype) => *dtype,
             Encoding::Mlx4 { scales, biases } => {
                 let cols = entry.shape.last().copied().unwrap_or(1);
-                return packing::mlx4::decode(&part.bytes, scales, biases, cols).map_err(damaged);
+                return packing::mlx4::read(&part.bytes, scales, biases, cols).map_err(damaged);
             }
             _ => return Err(self.not_a(entry, "float tensor")),
         };
@@ -237,11 +237,11 @@ impl TensorSource for FileSource {
 const GROUPED_CURE: &str = "use the model's GGUF file in PQ2_0, PTQ1_0 or Q2_0";
 
 impl Encoding {
-    /// The type of a float matrix when it is read; the widest that its values may need.
-    fn dtype(&self) -> Option<DType> {
+    /// The type of a float matrix of these bytes when it is read.
+    fn dtype(&self, bytes: &[u8]) -> Option<DType> {
         match self {
             Encoding::Dense(dtype) => Some(*dtype),
-            Encoding::Mlx4 { .. } => Some(DType::F32),
+            Encoding::Mlx4 { scales, biases } => Some(packing::mlx4::dtype(bytes, scales, biases)),
             _ => None,
         }
     }
@@ -314,7 +314,7 @@ impl FileSource {
     /// Keeps how a tensor is read, and returns what is known of it.
     fn keep(&mut self, expected: Expected, stored_name: String, stored: String, part: Part) -> TensorEntry {
         let Expected { name, kind, shape } = expected;
-        let dtype = part.encoding.dtype().filter(|_| kind == TensorKind::Dense);
+        let dtype = part.encoding.dtype(&part.bytes).filter(|_| kind == TensorKind::Dense);
         let cols = shape.last().copied().unwrap_or(1);
         let group = match &part.encoding {
             _ if kind != TensorKind::Grouped => None,
@@ -700,7 +700,7 @@ fn find_grouped_matrices(spec: &mut ModelSpec, stored: &HashMap<String, Stored>)
     let grouped = |name: &str| -> Result<bool, ModelError> {
         let Some(tensor) = stored.get(&names::stored(name, &known)) else { return Ok(false) };
         if tensor.dtype == Some(DType::U32) {
-            // Tables of 4 bits are decoded to floats.
+            // Tables of 4 bits are floats.
             return Ok(known.experts.is_none());
         }
         let (Ok(dtype), [rows, cols]) = (plain_floats(tensor), &tensor.shape[..]) else { return Ok(false) };

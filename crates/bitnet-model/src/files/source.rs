@@ -92,7 +92,7 @@ pub struct TensorEntry {
     pub stored: String,
     /// Its role in the model.
     pub kind: TensorKind,
-    /// Type of a [`TensorKind::Dense`] matrix when it is read; the widest possible, if only its values decide.
+    /// Type of a [`TensorKind::Dense`] matrix when it is read.
     pub dtype: Option<DType>,
     /// Columns that share a scale in a [`TensorKind::Grouped`] matrix; the fewest possible, if only its scales decide.
     pub group: Option<usize>,

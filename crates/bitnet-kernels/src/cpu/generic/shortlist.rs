@@ -108,9 +108,14 @@ pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch
             *norms.add(r) = 0.0;
             continue;
         }
-        if a.form == CopyForm::Nibbles {
+        let copy_row = match a.form {
+            CopyForm::Int8 => None,
+            CopyForm::Nibbles => Some(nibbles::copy_row as fn(&BitNetTensor, usize, &mut [u8]) -> f64),
+            CopyForm::NibblePairs => Some(nibbles::copy_pairs as _),
+        };
+        if let Some(copy_row) = copy_row {
             *scales.add(r) = 1.0;
-            *errors.add(r) = rounded_up(nibbles::copy_row(a.table, panel * PANEL_ROWS + r, out));
+            *errors.add(r) = rounded_up(copy_row(a.table, panel * PANEL_ROWS + r, out));
             continue;
         }
         *errors.add(r) = 0.0;
@@ -256,15 +261,12 @@ pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
     debug_assert!(a.x.len() >= 2 * a.tokens.len() * a.stride, "every token must have planes");
     let most = if L::WIDE_REGISTERS { L::TILE.1 } else { 2 };
     let tiles = (a.tokens.len() * a.planes).div_ceil(most);
-    let quads = match a.copy.form {
-        CopyForm::Int8 => a.copy.cols.div_ceil(4),
-        CopyForm::Nibbles => a.copy.cols.div_ceil(nibbles::BLOCK) * nibbles::BLOCK_LINES,
-    };
+    let lines = a.copy.form.lines(a.copy.cols);
     for panel in panels {
         let codes = a.copy.panel(panel);
         for i in 0..tiles {
             let tokens = share(a.tokens.len(), tiles, i);
-            let ahead = ahead_of::<L>(codes, quads, i, tiles);
+            let ahead = ahead_of::<L>(codes, lines, i, tiles);
             if L::WIDE_REGISTERS {
                 match tokens.len() * a.planes {
                     1 => tile::<L, 4, 1>(a, panel, 0, tokens, ahead),
@@ -312,12 +314,16 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
                 }
             }
         }
-        CopyForm::Nibbles => {
+        form @ (CopyForm::Nibbles | CopyForm::NibblePairs) => {
             let count = copy.form.sums(copy.cols);
             let of_groups = a.sums[2 * tokens.start * count..2 * tokens.end * count].as_ptr();
             let (stride, sums_stride) = (apart * a.stride, apart * count);
             let planes = Planes { x, stride, sums: of_groups, sums_stride };
-            sums = nibbles::dots::<L, R, M>(copy.panel(panel), group, planes, ahead);
+            sums = if form == CopyForm::Nibbles {
+                nibbles::dots::<L, R, M>(copy.panel(panel), group, planes, ahead)
+            } else {
+                nibbles::pair_dots::<L, R, M>(copy.panel(panel), group, planes, ahead)
+            };
         }
     }
     for (i, token) in tokens.enumerate() {

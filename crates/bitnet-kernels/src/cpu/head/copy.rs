@@ -38,12 +38,18 @@ pub enum CopyForm {
     Int8,
     /// The codes and scales of a Q4_K table: 4.625 bits a value.
     Nibbles,
+    /// The codes, scales and minima of a Q4_1 table: 5 bits a value.
+    NibblePairs,
 }
 
 impl CopyForm {
     /// The form of the copy of a table of this type.
     pub fn of(dtype: DType) -> Self {
-        if dtype == DType::Q4K { CopyForm::Nibbles } else { CopyForm::Int8 }
+        match dtype {
+            DType::Q4K => CopyForm::Nibbles,
+            DType::Q4_1 => CopyForm::NibblePairs,
+            _ => CopyForm::Int8,
+        }
     }
 
     /// Bytes of a panel of this many columns.
@@ -51,12 +57,22 @@ impl CopyForm {
         match self {
             CopyForm::Int8 => cols.div_ceil(4).saturating_mul(QUAD_BYTES),
             CopyForm::Nibbles => cols.div_ceil(nibbles::BLOCK).saturating_mul(nibbles::BLOCK_BYTES),
+            CopyForm::NibblePairs => cols.div_ceil(nibbles::GROUP).saturating_mul(nibbles::PAIR_BYTES),
         }
     }
 
     /// Sums of groups of columns that a plane of activations needs.
     pub(crate) fn sums(self, cols: usize) -> usize {
-        if self == CopyForm::Nibbles { cols.div_ceil(nibbles::GROUP) } else { 0 }
+        if self == CopyForm::Int8 { 0 } else { cols.div_ceil(nibbles::GROUP) }
+    }
+
+    /// How often a pass over a panel asks for bytes ahead: quads of int8, or lines of nibbles.
+    pub(crate) fn lines(self, cols: usize) -> usize {
+        match self {
+            CopyForm::Int8 => cols.div_ceil(4),
+            CopyForm::Nibbles => cols.div_ceil(nibbles::BLOCK) * nibbles::BLOCK_LINES,
+            CopyForm::NibblePairs => cols.div_ceil(nibbles::GROUP) * nibbles::PAIR_LINES,
+        }
     }
 }
 
@@ -67,7 +83,7 @@ pub struct HeadCopy {
     pub(crate) cols: usize,
     /// `[panels][panel_bytes]`.
     pub(crate) codes: SharedBytes,
-    /// Value of one step of each row's codes, 1 in nibbles; padded to whole panels, like the next two.
+    /// Value of one step of each row's codes, 1 in both forms of nibbles; padded to whole panels, like the next two.
     pub(crate) scales: Buffer<f32>,
     /// Upper bound on the length of each row.
     pub(crate) norms: Buffer<f32>,
@@ -97,8 +113,12 @@ impl HeadCopy {
     /// Number of lines, and bytes per line, that a file holds for the copy of a table of this shape; `None` if such a
     /// table has no copy.
     pub fn stored_shape(form: CopyForm, rows: usize, cols: usize) -> Option<[usize; 2]> {
-        // The kernels read whole blocks of nibbles.
-        let whole = form == CopyForm::Int8 || cols.is_multiple_of(nibbles::BLOCK);
+        // The kernels read whole blocks and groups of nibbles.
+        let whole = match form {
+            CopyForm::Int8 => true,
+            CopyForm::Nibbles => cols.is_multiple_of(nibbles::BLOCK),
+            CopyForm::NibblePairs => cols.is_multiple_of(nibbles::GROUP),
+        };
         let lines = || rows.div_ceil(PANEL_ROWS).saturating_mul(form.panel_bytes(cols) / LINE + 3);
         (cols <= MAX_COLS && whole).then(|| [lines(), LINE])
     }
@@ -185,10 +205,21 @@ mod tests {
 
     #[test]
     fn a_stored_copy_of_4_bits_equals_the_one_that_was_made_and_needs_whole_blocks() {
-        let mut bytes: Vec<u8> = (0..70 * 2 * 144u32).map(|i| (i * i % 251) as u8).collect();
+        for dtype in [DType::Q4K, DType::Q4_1] {
+            copy_of_4_bits(dtype);
+        }
+    }
+
+    fn copy_of_4_bits(dtype: DType) {
+        let form = CopyForm::of(dtype);
+        let blocks = 512 / dtype.block_elements() as u32;
+        let len = 70 * blocks * dtype.block_bytes() as u32;
+        let mut bytes: Vec<u8> = (0..len).map(|i| (i * i % 251) as u8).collect();
         // Scales of ordinary size.
-        bytes.chunks_exact_mut(144).for_each(|block| block[..4].copy_from_slice(&[0, 0x20, 0, 0x24]));
-        let table = bitnet_tensor::BitNetTensor::new(DType::Q4K, [70, 512], SharedBytes::new(bytes)).unwrap();
+        bytes
+            .chunks_exact_mut(dtype.block_bytes())
+            .for_each(|block| block[..4].copy_from_slice(&[0, 0x20, 0, 0x24]));
+        let table = bitnet_tensor::BitNetTensor::new(dtype, [70, 512], SharedBytes::new(bytes)).unwrap();
         let stored = |isa| {
             let copy = Cpu::new(isa, 2).unwrap().copy_head(&table).unwrap().unwrap();
             assert!(copy.is_ordinary && (0..70).all(|row| copy.errors[row] < 1e-2 * copy.norms[row]));
@@ -196,11 +227,10 @@ mod tests {
         };
         let bytes = stored(Isa::best());
         assert!(Isa::available().all(|isa| stored(isa) == bytes));
-        assert_eq!(bytes.len(), HeadCopy::bytes(CopyForm::Nibbles, 70, 512));
-        let copy =
-            HeadCopy::from_stored(CopyForm::Nibbles, 70, 512, &SharedBytes::new(bytes.clone())).unwrap();
+        assert_eq!(bytes.len(), HeadCopy::bytes(form, 70, 512));
+        let copy = HeadCopy::from_stored(form, 70, 512, &SharedBytes::new(bytes.clone())).unwrap();
         assert!(copy.stored().collect::<Vec<_>>().concat() == bytes);
-        assert_eq!(HeadCopy::stored_shape(CopyForm::Nibbles, 70, 500), None);
+        assert_eq!(HeadCopy::stored_shape(form, 70, 500), None);
     }
 
     #[test]
