@@ -486,6 +486,17 @@ pub trait Backend: Send {
     /// # Panics
     /// If `from` does not have [`Backend::block_bytes`].
     fn write_block(&mut self, kv: &mut Self::Kv, block: u32, from: &[u8]) -> Result<(), KernelError>;
+    /// Overwrites a block with what `fill` writes, every byte once. Every slice is whole pieces of
+    /// [`Backend::block_piece`] bytes, counted from the beginning of the block.
+    fn fill_block(&mut self, kv: &mut Self::Kv, block: u32, fill: &Fill<'_>) -> Result<(), KernelError> {
+        let mut bytes = vec![0; Self::block_bytes(kv)];
+        fill(0, &mut bytes);
+        self.write_block(kv, block, &bytes)
+    }
+    /// A power of two, at most [`MOST_PIECE`], by which the bytes of a block of this layer are divided among threads.
+    fn block_piece(kv: &Self::Kv) -> usize {
+        1 << (Self::block_bytes(kv) | MOST_PIECE).trailing_zeros()
+    }
 
     /// Bytes of a slot of this layer, as [`Backend::read_state`] gives them.
     fn state_bytes(state: &Self::State) -> usize;
@@ -500,6 +511,12 @@ pub trait Backend: Send {
     /// If `from` does not have [`Backend::state_bytes`].
     fn write_state(&mut self, state: &mut Self::State, slot: u32, from: &[u8]) -> Result<(), KernelError>;
 }
+
+/// Writes bytes of a block to a slice, whose first byte has this index in the block. Several threads may call it at once.
+pub type Fill<'a> = dyn Fn(usize, &mut [u8]) + Sync + 'a;
+
+/// Maximum number of bytes of a block that a thread writes at a time: small beside a layer's, so that threads end together.
+pub const MOST_PIECE: usize = 32 << 10;
 
 /// Access to activations, for tests and measurements; no forward pass needs it.
 pub trait Inspect: Backend {

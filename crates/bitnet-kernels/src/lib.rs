@@ -57,7 +57,8 @@ mod scales;
 mod windows;
 
 pub use backend::{
-    Backend, BackendInfo, DeviceStatus, ExpertWeights, Inspect, StepSize, TableWeights, Weights,
+    Backend, BackendInfo, DeviceStatus, ExpertWeights, Fill, Inspect, MOST_PIECE, StepSize, TableWeights,
+    Weights,
 };
 pub use bandwidth::memory_bandwidth;
 pub use cpu::{CopyForm, Cpu, HeadCopy, HeadCounts, Isa, MemoryNode, Panels, memory_nodes, on_huge_pages};

@@ -459,7 +459,7 @@ impl Model for HashModel {
     fn cache_bytes(&self) -> Option<CacheBytes> {
         let block = 8 * Batch::BLOCK_TOKENS;
         let window = if self.windows.is_empty() { 0 } else { block };
-        Some(CacheBytes { block, window, state: if self.states.is_empty() { 0 } else { 8 } })
+        Some(CacheBytes { block, window, state: if self.states.is_empty() { 0 } else { 8 }, piece: 128 })
     }
 
     fn read_cache(&mut self, place: CachePlace, to: &mut [u8]) -> Result<(), ForwardError> {

@@ -28,9 +28,9 @@ use std::{
 use bitnet_tensor::{BitNetTensor, SharedBytes, TernaryTensor};
 
 use crate::{
-    Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Edits, ExpertShape, ExpertWeights, Gate, Grouping,
-    HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, Norm, Norms, Rotate, RowOrder, RowsKind,
-    Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
+    Backend, BackendInfo, DeltaShape, DeltaWeights, Drawn, Edits, ExpertShape, ExpertWeights, Fill, Gate,
+    Grouping, HeadNorms, Inspect, Int8Matrix, KernelError, KvShape, KvType, MOST_PIECE, Norm, Norms, Rotate,
+    RowOrder, RowsKind, Run, Step, StepSize, TableWeights, Wanted, Weights, scales::Scales,
 };
 use attend::Segments;
 use delta::RecurrentScratch;
@@ -362,7 +362,7 @@ impl<T> PerThread<T> {
 
 /// Maximum number of parts of a job per thread.
 const PARTS: usize = 64;
-/// Bytes of panels, of a block or of a state that a thread copies at a time.
+/// Bytes of panels or of a state that a thread copies at a time.
 const COPY_PIECE: usize = 128 << 10;
 /// Minimum number of row values that justifies a separate part.
 const ROW_UNIT: usize = 1 << 14;
@@ -714,19 +714,27 @@ impl Backend for Cpu {
     }
 
     fn write_block(&mut self, kv: &mut Kv, block: u32, from: &[u8]) -> Result<(), KernelError> {
-        let [keys, values] = kv.block_mut(block as usize);
-        let (first, second) = from.split_at(keys.len());
-        assert_eq!(second.len(), values.len(), "the bytes of a block");
-        let (from, to) = ([first, second], [keys, values].map(Shared::new));
-        let middle = first.len().div_ceil(COPY_PIECE);
-        self.pool.run(middle + second.len().div_ceil(COPY_PIECE), &|_, part| {
+        assert_eq!(from.len(), Self::block_bytes(kv), "the bytes of a block");
+        self.fill_block(kv, block, &|at, to| to.copy_from_slice(&from[at..][..to.len()]))
+    }
+
+    fn fill_block(&mut self, kv: &mut Kv, block: u32, fill: &Fill<'_>) -> Result<(), KernelError> {
+        let sides = kv.block_mut(block as usize);
+        let lens = sides.each_ref().map(|side| side.len());
+        let (sides, middle) = (sides.map(Shared::new), lens[0].div_ceil(MOST_PIECE));
+        self.pool.run(middle + lens[1].div_ceil(MOST_PIECE), &|_, part| {
             let (side, piece) = if part < middle { (0, part) } else { (1, part - middle) };
-            let start = piece * COPY_PIECE;
-            let from = &from[side][start..from[side].len().min(start + COPY_PIECE)];
+            let start = piece * MOST_PIECE;
             // SAFETY: every piece of a side is written by one part.
-            unsafe { to[side].slice(start, from.len()) }.copy_from_slice(from);
+            let to = unsafe { sides[side].slice(start, MOST_PIECE.min(lens[side] - start)) };
+            fill(side * lens[0] + start, to);
         });
         Ok(())
+    }
+
+    fn block_piece(kv: &Kv) -> usize {
+        let [keys, values] = kv.block(0).map(<[u8]>::len);
+        1 << (keys | values | MOST_PIECE).trailing_zeros()
     }
 
     fn state_bytes(state: &State) -> usize {

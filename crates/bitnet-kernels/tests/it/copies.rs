@@ -1,5 +1,7 @@
 //! Blocks and states that are larger than what a thread copies at a time.
 
+use std::sync::Mutex;
+
 use bitnet_kernels::{Backend, Cpu, DeltaShape, Isa, KvShape, KvType};
 
 /// Bytes of a pattern that repeats at no multiple of a page.
@@ -17,6 +19,18 @@ fn blocks_and_states_that_several_threads_copy_come_back_as_they_were() {
         for (block, bytes) in (0..).zip(&blocks) {
             cpu.write_block(&mut kv, block, bytes).unwrap();
         }
+        // A source that is read piece by piece gives the same.
+        let piece = Cpu::block_piece(&kv);
+        assert!(piece.is_power_of_two() && blocks[0].len().is_multiple_of(piece), "{piece}");
+        let filled = Mutex::new(0);
+        let fill = |at: usize, to: &mut [u8]| {
+            assert!(at.is_multiple_of(piece) && to.len().is_multiple_of(piece), "{at}, {} bytes", to.len());
+            to.copy_from_slice(&blocks[1][at..][..to.len()]);
+            *filled.lock().unwrap() += to.len();
+        };
+        cpu.write_block(&mut kv, 1, &blocks[0]).unwrap();
+        cpu.fill_block(&mut kv, 1, &fill).unwrap();
+        assert_eq!(filled.into_inner().unwrap(), blocks[1].len());
         let shape = DeltaShape { key_heads: 2, value_heads: 10, head_dim: 125, taps: 4 };
         let mut state = cpu.state(shape, 2).unwrap();
         let slots: Vec<Vec<u8>> = (0..2).map(|i| bytes(Cpu::state_bytes(&state), i)).collect();

@@ -1,7 +1,7 @@
 //! The trait between scheduling and numbers: [`Model`] runs a step of many sequences.
 //! Its limits are fixed at load, and a step beyond them is refused before anything is written.
 
-use bitnet_kernels::{BackendInfo, DeviceStatus, HeadCounts, KernelError, gpu::GpuError};
+use bitnet_kernels::{BackendInfo, DeviceStatus, Fill, HeadCounts, KernelError, gpu::GpuError};
 
 use crate::{
     net::{Batch, Logits},
@@ -138,6 +138,17 @@ pub trait Model: Send {
         let _ = (place, from);
         Err(ForwardError::CacheStays)
     }
+
+    /// Overwrites a block with what `fill` writes, every byte once: what [`Model::read_cache`] has copied. Every slice is
+    /// whole pieces of [`CacheBytes::piece`], or ends with the block.
+    ///
+    /// # Errors
+    /// As [`Model::write_cache`].
+    fn fill_block(&mut self, block: u32, fill: &Fill<'_>) -> Result<(), ForwardError> {
+        let mut bytes = vec![0; self.cache_bytes().map_or(0, |bytes| bytes.block)];
+        fill(0, &mut bytes);
+        self.write_cache(CachePlace::Block(block), &bytes)
+    }
 }
 
 /// A part of a model's cache that can be copied out of it.
@@ -160,6 +171,8 @@ pub struct CacheBytes {
     pub window: usize,
     /// Recurrent state of all layers; 0 in a model without.
     pub state: usize,
+    /// A power of two, at most [`MOST_PIECE`](bitnet_kernels::MOST_PIECE): a block is written in whole pieces of as many bytes.
+    pub piece: usize,
 }
 
 impl CacheBytes {

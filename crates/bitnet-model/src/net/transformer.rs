@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use bitnet_kernels::{
-    Backend, BackendInfo, DeviceStatus, DraftLog, Grouping, HeadCounts, KernelError, Norm, RowsKind, Step,
-    Wanted,
+    Backend, BackendInfo, DeviceStatus, DraftLog, Fill, Grouping, HeadCounts, KernelError, MOST_PIECE, Norm,
+    RowsKind, Step, Wanted,
 };
 
 use crate::{
@@ -442,7 +442,12 @@ impl<B: Backend> Model for Transformer<B> {
         let own = self.window_blocks > 0;
         let bytes = |place| self.layers.iter().map(|layer| layer.mixer.kept_bytes(place, own)).sum();
         let (block, window) = (bytes(CachePlace::Block(0)), bytes(CachePlace::Window(0)));
-        Some(CacheBytes { block, window, state: bytes(CachePlace::State(0)) })
+        let pieces = self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => Some(B::block_piece(&attention.kv)),
+            Mixer::Delta(_) => None,
+        });
+        let piece = pieces.min().unwrap_or(MOST_PIECE);
+        Some(CacheBytes { block, window, state: bytes(CachePlace::State(0)), piece })
     }
 
     fn read_cache(&mut self, place: CachePlace, mut to: &mut [u8]) -> Result<(), ForwardError> {
@@ -460,6 +465,19 @@ impl<B: Backend> Model for Transformer<B> {
                 }
                 _ => {}
             }
+        }
+        Ok(())
+    }
+
+    fn fill_block(&mut self, block: u32, fill: &Fill<'_>) -> Result<(), ForwardError> {
+        check_block(block, self.limits.kv_blocks)?;
+        let (own, mut start) = (self.window_blocks > 0, 0);
+        for Layer { mixer, .. } in &mut self.layers {
+            let bytes = mixer.kept_bytes(CachePlace::Block(block), own);
+            if let (Mixer::Attention(attention), 1..) = (mixer, bytes) {
+                self.backend.fill_block(&mut attention.kv, block, &|at, to| fill(start + at, to))?;
+            }
+            start += bytes;
         }
         Ok(())
     }
