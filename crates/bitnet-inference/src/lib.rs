@@ -72,6 +72,6 @@ pub mod scheduling {
         StepModel, StepOutcome, WindowCache, Wish, parts,
     };
     pub use crate::tier::{
-        CacheAccess, Damage, Disk, Entry, Given, HostMemory, PartBytes, Shelf, Tier, Told,
+        CacheAccess, Content, Damage, Disk, Entry, Given, HostMemory, InPlace, PartBytes, Shelf, Tier, Told,
     };
 }

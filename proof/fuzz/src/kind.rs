@@ -254,7 +254,7 @@ fn part() -> Vec<u8> {
     let text: Vec<u32> = (0..128).collect();
     let bytes: Vec<u8> = (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let part = parts(&[5; 32], 3, &text, PartKind::Block).nth(1).expect("two blocks");
-    [&Entry::of([5; 32], part, &bytes).header()[..], &bytes].concat()
+    [&Entry::of([5; 32], part, &bytes, 4096).header()[..], &bytes].concat()
 }
 
 /// A GGUF file whose tensors in PQ2_0 have another type.

@@ -106,7 +106,7 @@ impl<'m> StepLoop<'m> {
         let bytes = WindowCache::of(model).map_or(bytes, |window| window.parts(bytes));
         let mut shelf: Option<Box<dyn Shelf>> = None;
         if let Some(folder) = folder {
-            shelf = Some(Box::new(Disk::open(folder, bytes, Arc::clone(&wake))?));
+            shelf = Some(Box::new(Disk::open(folder, bytes, model.device().is_none(), Arc::clone(&wake))?));
         }
         if *host_cache > 0 {
             shelf = Some(Box::new(HostMemory::new(*host_cache, shelf, wake)));

@@ -10,8 +10,8 @@ use bitnet_model::CacheBytes;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
-use super::folder::{CacheFolder, Folder, FolderError, Missing};
-use super::shelf::{Given, PartBytes, Shelf, ShelfCounts, Spare, Told, Wake};
+use super::folder::{CacheFolder, Folder, FolderError, Held, Missing, READ, Unread};
+use super::shelf::{Content, Given, InPlace, PartBytes, Shelf, ShelfCounts, Spare, Told, Wake};
 use crate::schedule::{Part, PartKind, Wish};
 
 /// Bytes of parts on their way to the disk; one part may exceed it.
@@ -46,6 +46,8 @@ struct Shared {
     stopped: AtomicU64,
     /// Whether writing pauses.
     paused: AtomicBool,
+    /// Whether blocks are read where they are needed.
+    in_place: AtomicBool,
 }
 
 enum Write {
@@ -55,13 +57,20 @@ enum Write {
 }
 
 impl Disk {
-    /// Opens a folder and starts its threads. `wake` is called after each answer.
+    /// Opens a folder and starts its threads. Blocks are read `in_place` if the system can do that without waiting. `wake`
+    /// is called after each answer.
     ///
     /// # Errors
     /// If the folder cannot be used, or a thread cannot be started.
-    pub fn open(config: &CacheFolder, bytes: CacheBytes, wake: Wake) -> Result<Disk, FolderError> {
-        let folder = Folder::open(config)?;
-        let ahead = (READ_AHEAD / bytes.block.max(1)).clamp(1, 256);
+    pub fn open(
+        config: &CacheFolder,
+        bytes: CacheBytes,
+        in_place: bool,
+        wake: Wake,
+    ) -> Result<Disk, FolderError> {
+        let folder = Folder::open(config, bytes.piece)?;
+        // Files are open until the engine has read them in place.
+        let ahead = (READ_AHEAD / bytes.block.max(1)).clamp(1, 64);
         let (to_write, writes) = unbounded();
         let (to_look, looks) = unbounded();
         let (to_load, loads) = unbounded();
@@ -76,9 +85,10 @@ impl Disk {
             counts: Mutex::default(),
             stopped: AtomicU64::new(0),
             paused: AtomicBool::new(false),
+            in_place: AtomicBool::new(in_place),
         });
         let writer = Writer { shared: Arc::clone(&shared), tell: tell_written, since: 0, resume: None };
-        let reader = Reader { shared: Arc::clone(&shared), looks, tell };
+        let reader = Reader { shared: Arc::clone(&shared), looks, tell, to_write: to_write.clone() };
         let failed = |e: std::io::Error| FolderError {
             path: config.path.clone(),
             problem: format!("cannot start a thread for the folder: {e}"),
@@ -145,6 +155,12 @@ impl Shared {
     fn is_here(&self, found: Result<(), Missing>) -> bool {
         self.counts.lock().damaged += u64::from(matches!(found, Err(Missing::Damaged)));
         found.is_ok()
+    }
+
+    fn count_read(&self, bytes: usize) {
+        let mut counts = self.counts.lock();
+        counts.read_parts += 1;
+        counts.read_bytes += bytes as u64;
     }
 
     fn has(&self, part: &Part) -> bool {
@@ -245,6 +261,7 @@ struct Reader {
     shared: Arc<Shared>,
     looks: Receiver<(u64, Wish)>,
     tell: Sender<Told>,
+    to_write: Sender<Write>,
 }
 
 impl Reader {
@@ -295,17 +312,17 @@ impl Reader {
                 // Others must not wait for their answers until this load has ended.
                 self.looks.try_iter().try_for_each(|(number, wish)| self.look(number, &wish))?;
                 let theirs = helped && at % 2 == 1;
-                let bytes = if theirs { others.recv().ok().flatten() } else { self.read(part, now) };
-                let Some(bytes) = bytes.filter(|_| goes_on()) else { break };
-                self.answer(given(number, PartKind::Block, reached, bytes))?;
+                let content = if theirs { others.recv().ok().flatten() } else { self.read(part, now) };
+                let Some(content) = content.filter(|_| goes_on()) else { break };
+                self.answer(given(number, PartKind::Block, reached, content))?;
                 reached += 1;
             }
             Some(())
         })?;
         while wish.needs_state && reached > wish.usable && goes_on() {
             let index = reached - 1;
-            if let Some(bytes) = self.read(&wish.parts[index].state(), now) {
-                self.answer(given(number, PartKind::State, index, bytes))?;
+            if let Some(content) = self.read(&wish.parts[index].state(), now) {
+                self.answer(given(number, PartKind::State, index, content))?;
                 break;
             }
             reached = index;
@@ -314,16 +331,33 @@ impl Reader {
         self.answer(Told::End { number })
     }
 
-    fn read(&self, part: &Part, now: SystemTime) -> Option<PartBytes> {
-        let mut buffer = self.shared.spare.lock().take(self.shared.bytes.of(part.kind.place(0)));
-        if !self.shared.is_here(self.shared.folder.read(part, &mut buffer, now)) {
-            self.shared.spare.lock().put(buffer.into());
+    fn read(&self, part: &Part, now: SystemTime) -> Option<Content> {
+        let shared = &self.shared;
+        let bytes = shared.bytes.of(part.kind.place(0));
+        if part.kind == PartKind::Block && shared.in_place.load(Relaxed) {
+            let mut buffer = shared.spare.lock().take(READ);
+            let held = shared.folder.hold(part, bytes, &mut buffer, now);
+            shared.spare.lock().put(buffer.into());
+            match held {
+                Ok(Some(held)) => {
+                    let (shared, to_write) = (Arc::clone(shared), self.to_write.clone());
+                    let block = HeldBlock { shared, to_write, part: part.clone(), held };
+                    return Some(Content::InPlace(Box::new(block)));
+                }
+                Ok(None) => shared.in_place.store(false, Relaxed),
+                Err(missing) => {
+                    shared.is_here(Err(missing));
+                    return None;
+                }
+            }
+        }
+        let mut buffer = shared.spare.lock().take(bytes);
+        if !shared.is_here(shared.folder.read(part, &mut buffer, now)) {
+            shared.spare.lock().put(buffer.into());
             return None;
         }
-        let mut counts = self.shared.counts.lock();
-        counts.read_parts += 1;
-        counts.read_bytes += buffer.len() as u64;
-        Some(buffer.into())
+        shared.count_read(bytes);
+        Some(Content::Bytes(buffer.into()))
     }
 
     /// Gives an answer, and waits until there is room for it; `None` if nobody wants one any more.
@@ -334,12 +368,123 @@ impl Reader {
     }
 }
 
-fn given(number: u64, kind: PartKind, index: usize, bytes: PartBytes) -> Told {
-    Told::Part(Given { number, kind, index, bytes, from_host: false })
+fn given(number: u64, kind: PartKind, index: usize, content: Content) -> Told {
+    Told::Part(Given { number, kind, index, content, from_host: false })
+}
+
+/// A block in a file that the system holds in memory.
+struct HeldBlock {
+    shared: Arc<Shared>,
+    to_write: Sender<Write>,
+    part: Part,
+    held: Held,
+}
+
+impl InPlace for HeldBlock {
+    fn bytes(&self) -> usize {
+        self.held.bytes()
+    }
+
+    fn fill(&self, at: usize, to: &mut [u8]) {
+        self.held.fill(at, to);
+    }
+
+    fn end(self: Box<Self>) -> bool {
+        let HeldBlock { shared, to_write, part, held } = *self;
+        match held.check() {
+            Ok(()) => {
+                shared.count_read(held.bytes());
+                return true;
+            }
+            // Memory is short. What comes next is computed.
+            Err(Unread::Forgotten) => {}
+            Err(Unread::Damaged) => {
+                shared.is_here(Err(Missing::Damaged));
+                // Removing a file may wait for the disk.
+                let _ = to_write.send(Write::Forget(part));
+            }
+        }
+        false
+    }
 }
 
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Disk").field("folder", &self.shared.folder).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::schedule::parts;
+
+    const BYTES: CacheBytes = CacheBytes { block: 3 * READ + 500, window: 0, state: 0, piece: 1024 };
+
+    /// A folder with one block, its file, and its bytes.
+    fn block() -> (tempfile::TempDir, Folder, Part, std::path::PathBuf, Vec<u8>) {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("cache");
+        let config = CacheFolder { path, bytes: 1 << 30, identity: [7; 32], about: String::new() };
+        let folder = Folder::open(&config, BYTES.piece).unwrap();
+        let text: Vec<u32> = (0..64).collect();
+        let part = parts(&[7; 32], 0, &text, PartKind::Block).next().unwrap();
+        let bytes: Vec<u8> = (0..BYTES.block).map(|i| (i * i % 251) as u8).collect();
+        folder.write(&part, &bytes, SystemTime::now()).unwrap();
+        let file = super::super::folder::stored(&config.path).unwrap().remove(0).path;
+        (place, folder, part, file, bytes)
+    }
+
+    /// Reads a block as several threads would, the later pieces first, after `between` has changed its file.
+    fn held(folder: &Folder, part: &Part, between: impl FnOnce()) -> (Result<(), Unread>, Vec<u8>) {
+        let held = folder.hold(part, BYTES.block, &mut vec![0; READ], SystemTime::now()).unwrap().unwrap();
+        between();
+        let mut to = vec![1; BYTES.block];
+        for (index, piece) in to.chunks_mut(2 * BYTES.piece).enumerate().rev() {
+            held.fill(index * 2 * BYTES.piece, piece);
+        }
+        (held.check(), to)
+    }
+
+    #[test]
+    fn a_block_that_is_read_in_place_is_whole_or_not_used() {
+        let (_place, folder, part, path, bytes) = block();
+        let (checked, read) = held(&folder, &part, || {});
+        assert!(checked.is_ok() && read == bytes, "{checked:?}");
+        let whole = fs::read(&path).unwrap();
+        for at in [512, 512 + 1024, whole.len() / 2, whole.len() - 1] {
+            let mut other = whole.clone();
+            other[at] ^= 1;
+            let damage = || fs::write(&path, &other).unwrap();
+            assert!(matches!(held(&folder, &part, damage), (Err(Unread::Damaged), _)), "byte {at}");
+            fs::write(&path, &whole).unwrap();
+            let cut = || fs::write(&path, &whole[..at]).unwrap();
+            assert!(matches!(held(&folder, &part, cut), (Err(Unread::Damaged), _)), "{at} bytes");
+            fs::write(&path, &whole).unwrap();
+        }
+        let held = folder.hold(&part, BYTES.block, &mut vec![0; READ], SystemTime::now()).unwrap().unwrap();
+        let mut to = vec![0; BYTES.block - 1024];
+        held.fill(0, &mut to);
+        assert!(held.check().is_err(), "the last piece was not read");
+    }
+
+    /// Where the system does not forget, as in a folder in memory, all of it is read.
+    #[test]
+    fn a_block_that_the_system_has_forgotten_is_not_waited_for_and_read_again_later() {
+        let (_place, folder, part, path, bytes) = block();
+        let forget = || {
+            let file = fs::File::open(&path).unwrap();
+            file.sync_all().unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        };
+        match held(&folder, &part, forget) {
+            (Ok(()), read) => assert!(read == bytes),
+            (Err(unread), _) => assert!(matches!(unread, Unread::Forgotten), "{unread:?}"),
+        }
+        forget();
+        let (checked, read) = held(&folder, &part, || {});
+        assert!(checked.is_ok() && read == bytes, "{checked:?}");
     }
 }

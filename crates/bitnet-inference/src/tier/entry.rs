@@ -2,7 +2,7 @@
 //! `docs/dev/cache-folder.md` has the same in words. Nothing in a file is believed before its checksum is right.
 
 use bitnet_model::Batch;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::schedule::{Address, Part, PartKind};
 
@@ -10,9 +10,9 @@ use crate::schedule::{Address, Part, PartKind};
 pub const HEADER: usize = 512;
 const MAGIC: &[u8; 8] = b"bitnetKV";
 /// Version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes before the checksum of the header.
-const CHECKED: usize = 408;
+const CHECKED: usize = 416;
 const BLOCK: usize = Batch::BLOCK_TOKENS;
 
 /// A file's header: whose part it is, which one, and the length and checksum of its bytes.
@@ -24,7 +24,9 @@ pub struct Entry {
     pub part: Part,
     /// Number of bytes after the header.
     pub length: u64,
-    /// XXH3-128 of these bytes.
+    /// Length of the pieces that have a hash each; the last may be shorter.
+    pub piece: u64,
+    /// The [`checksum`] of these bytes.
     pub checksum: u128,
 }
 
@@ -46,9 +48,10 @@ pub enum Damage {
 }
 
 impl Entry {
-    /// The header for these bytes.
-    pub fn of(identity: [u8; 32], part: Part, bytes: &[u8]) -> Entry {
-        Entry { identity, part, length: bytes.len() as u64, checksum: xxh3_128(bytes) }
+    /// The header for these bytes, in pieces of this length.
+    pub fn of(identity: [u8; 32], part: Part, bytes: &[u8], piece: usize) -> Entry {
+        let hashes = bytes.chunks(piece).map(xxh3_128);
+        Entry { identity, part, length: bytes.len() as u64, piece: piece as u64, checksum: checksum(hashes) }
     }
 
     /// Writes the header.
@@ -69,6 +72,7 @@ impl Entry {
         put(&(BLOCK as u32).to_le_bytes());
         tokens.iter().for_each(|token| put(&token.to_le_bytes()));
         put(&self.length.to_le_bytes());
+        put(&self.piece.to_le_bytes());
         put(&self.checksum.to_le_bytes());
         let check = xxh3_128(&header[..CHECKED]);
         header[CHECKED..][..16].copy_from_slice(&check.to_le_bytes());
@@ -96,13 +100,14 @@ impl Entry {
         take::<4>(&mut rest);
         let tokens = [(); BLOCK].map(|()| u32::from_le_bytes(take(&mut rest)));
         let length = u64::from_le_bytes(take(&mut rest));
+        let piece = u64::from_le_bytes(take(&mut rest));
         let checksum = u128::from_le_bytes(take(&mut rest));
         let part = Part { kind, address: Address(address), before: Address(before), salt, index, tokens };
-        let entry = Entry { identity, part, length, checksum };
+        let entry = Entry { identity, part, length, piece, checksum };
         if entry.header() == *header { Ok(entry) } else { Err(Damage::Checksum) }
     }
 
-    /// Checks the number of bytes after the header, and their XXH3-128.
+    /// Checks the number of bytes after the header, and their [`checksum`].
     ///
     /// # Errors
     /// If they are not those for which the header was written.
@@ -120,9 +125,17 @@ impl Entry {
     pub fn read(file: &[u8]) -> Result<Entry, Damage> {
         let (header, bytes) = file.split_at_checked(HEADER).ok_or(Damage::Length)?;
         let entry = Entry::parse(header)?;
-        entry.check(bytes.len(), xxh3_128(bytes))?;
+        let piece = usize::try_from(entry.piece).ok().filter(|&piece| piece > 0).ok_or(Damage::Other)?;
+        entry.check(bytes.len(), checksum(bytes.chunks(piece).map(xxh3_128)))?;
         Ok(entry)
     }
+}
+
+/// The checksum of bytes whose pieces have these hashes: a hash of hashes, so that threads can check pieces in any order.
+pub fn checksum(hashes: impl IntoIterator<Item = u128>) -> u128 {
+    let mut all = Xxh3::new();
+    hashes.into_iter().for_each(|hash| all.update(&hash.to_le_bytes()));
+    all.digest128()
 }
 
 fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
@@ -142,7 +155,7 @@ mod tests {
         let text: Vec<u32> = (7..7 + 2 * BLOCK as u32).collect();
         let part = parts(&[3; 32], 9, &text, kind).nth(1).unwrap();
         let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
-        let entry = Entry::of([3; 32], part, &bytes);
+        let entry = Entry::of([3; 32], part, &bytes, 256);
         let file = [&entry.header()[..], &bytes].concat();
         assert_eq!(Entry::read(&file), Ok(entry));
         file

@@ -2,21 +2,22 @@
 //!
 //! ```text
 //! DIR/lock                                    held by the process that removes the least recently used files
-//! DIR/v1-IDENTITY/about                       the model, cache type and device, for people
-//! DIR/v1-IDENTITY/SALT/ADDRESS.block|.state   a part; its time of modification is when it was last used
-//! DIR/v1-IDENTITY/SALT/tmp-*                  a part that is being written
+//! DIR/v2-IDENTITY/about                       the model, cache type and device, for people
+//! DIR/v2-IDENTITY/SALT/ADDRESS.block|.state   a part; its time of modification is when it was last used
+//! DIR/v2-IDENTITY/SALT/tmp-*                  a part that is being written
 //! ```
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
-use xxhash_rust::xxh3::Xxh3;
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_128;
 
-use super::entry::{Damage, Entry, HEADER, VERSION};
+use super::entry::{Damage, Entry, HEADER, VERSION, checksum};
 use crate::schedule::{Part, PartKind};
 
 /// A folder for parts of the cache, and who may use them.
@@ -57,8 +58,9 @@ pub enum Missing {
 const ABANDONED: Duration = Duration::from_secs(600);
 /// How much of the limit is used after the least recently used files have been removed.
 const KEPT: (u64, u64) = (9, 10);
-/// Bytes that are read at once: they are still in a core's own cache when their checksum is computed.
-const PIECE: usize = 256 << 10;
+/// Bytes that are read at once: they are still in a core's own cache when their checksum is computed. A multiple of every
+/// [`CacheBytes::piece`](bitnet_model::CacheBytes::piece).
+pub const READ: usize = 256 << 10;
 
 /// An open folder.
 #[derive(Debug, Clone)]
@@ -67,14 +69,16 @@ pub struct Folder {
     home: PathBuf,
     identity: [u8; 32],
     limit: u64,
+    /// Bytes of a part that have a hash of their own.
+    piece: usize,
 }
 
 impl Folder {
-    /// Opens the folder, and makes it if it is missing.
+    /// Opens the folder, and makes it if it is missing. The bytes of parts are hashed in pieces of this length.
     ///
     /// # Errors
     /// If it cannot be made or written to, or if other users could write to it.
-    pub fn open(config: &CacheFolder) -> Result<Folder, FolderError> {
+    pub fn open(config: &CacheFolder, piece: usize) -> Result<Folder, FolderError> {
         let root = config.path.clone();
         let id: String = config.identity[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let home = root.join(format!("v{VERSION}-{id}"));
@@ -93,7 +97,7 @@ impl Folder {
             replace(&about, &[config.about.as_bytes()]).map_err(failed(&about))?;
         }
         check_owner(&root, &about)?;
-        Ok(Folder { root, home, identity: config.identity, limit: config.bytes })
+        Ok(Folder { root, home, identity: config.identity, limit: config.bytes, piece })
     }
 
     fn path(&self, part: &Part) -> PathBuf {
@@ -114,35 +118,67 @@ impl Folder {
 
     /// Reads a part of `buffer.len()` bytes, and marks it as used. A damaged file is removed.
     pub fn read(&self, part: &Part, buffer: &mut [u8], now: SystemTime) -> Result<(), Missing> {
-        let path = self.path(part);
-        let mut file = File::open(&path).map_err(|_| Missing::Absent)?;
-        self.read_checked(&mut file, part, buffer).map_err(|_| {
-            let _ = fs::remove_file(&path);
-            Missing::Damaged
-        })?;
-        // If the time cannot be set, the file goes earlier than it should.
-        let _ = file.set_modified(used(now, part));
-        Ok(())
+        self.use_file(part, buffer.len(), now, |mut file, entry| {
+            let mut hashes = Vec::new();
+            for bytes in buffer.chunks_mut(READ) {
+                file.read_exact(bytes).map_err(|_| Damage::Length)?;
+                hashes.extend(bytes.chunks(self.piece).map(xxh3_128));
+            }
+            entry.check(buffer.len(), checksum(hashes))
+        })
     }
 
-    fn read_checked(&self, file: &mut File, part: &Part, buffer: &mut [u8]) -> Result<(), Damage> {
+    /// Opens a part of this many bytes, marks it as used, and has the system hold all of it in memory; `None` if the system
+    /// cannot read without waiting. A damaged file is removed. `buffer` has [`READ`] bytes.
+    pub fn hold(
+        &self,
+        part: &Part,
+        bytes: usize,
+        buffer: &mut [u8],
+        now: SystemTime,
+    ) -> Result<Option<Held>, Missing> {
+        self.use_file(part, bytes, now, |file, entry| {
+            let (piece, hashes) = (self.piece, Mutex::new(vec![0; bytes.div_ceil(self.piece)]));
+            let held = hold(&file, bytes, buffer)?;
+            Ok(held.then(|| Held { file, entry, piece, hashes, forgotten: AtomicBool::new(false) }))
+        })
+    }
+
+    /// Opens a part of this many bytes, and marks it as used. The file is removed if it or what is done with it shows damage.
+    fn use_file<T>(
+        &self,
+        part: &Part,
+        bytes: usize,
+        now: SystemTime,
+        then: impl FnOnce(File, Entry) -> Result<T, Damage>,
+    ) -> Result<T, Missing> {
+        let path = self.path(part);
+        let mut file = File::open(&path).map_err(|_| Missing::Absent)?;
+        let used = || {
+            let entry = self.header(&mut file, part, bytes)?;
+            // If the time cannot be set, the file goes earlier than it should.
+            let _ = file.set_modified(used(now, part));
+            then(file, entry)
+        };
+        used().map_err(|_| {
+            let _ = fs::remove_file(&path);
+            Missing::Damaged
+        })
+    }
+
+    fn header(&self, file: &mut File, part: &Part, bytes: usize) -> Result<Entry, Damage> {
         let length = file.metadata().map_err(|_| Damage::Length)?.len();
-        if length != (HEADER + buffer.len()) as u64 {
+        if length != (HEADER + bytes) as u64 {
             return Err(Damage::Length);
         }
         let mut header = [0; HEADER];
         file.read_exact(&mut header).map_err(|_| Damage::Length)?;
         let entry = Entry::parse(&header)?;
         // The header names the tokens themselves, so not even equal hashes of different texts can be mistaken.
-        if entry.identity != self.identity || entry.part != *part {
+        if entry.identity != self.identity || entry.part != *part || entry.piece != self.piece as u64 {
             return Err(Damage::Other);
         }
-        let mut checksum = Xxh3::new();
-        for piece in buffer.chunks_mut(PIECE) {
-            file.read_exact(piece).map_err(|_| Damage::Length)?;
-            checksum.update(piece);
-        }
-        entry.check(buffer.len(), checksum.digest128())
+        Ok(entry)
     }
 
     /// Writes a part, unless it is there; returns the bytes written.
@@ -152,7 +188,7 @@ impl Folder {
             return Ok(0);
         }
         let path = self.path(part);
-        let header = Entry::of(self.identity, part.clone(), bytes).header();
+        let header = Entry::of(self.identity, part.clone(), bytes, self.piece).header();
         let write = || replace(&path, &[&header, bytes]);
         let file = write().or_else(|e| match e.kind() {
             ErrorKind::NotFound => {
@@ -204,6 +240,101 @@ impl Folder {
     pub fn limit(&self) -> u64 {
         self.limit
     }
+}
+
+/// An open file of a part, which the system holds in memory.
+#[derive(Debug)]
+pub struct Held {
+    file: File,
+    entry: Entry,
+    piece: usize,
+    /// The hashes of the pieces that have been read; 0 for the others.
+    hashes: Mutex<Vec<u128>>,
+    forgotten: AtomicBool,
+}
+
+/// Why a part was not read from memory.
+#[derive(Debug)]
+pub enum Unread {
+    /// The system does not hold all of it any more.
+    Forgotten,
+    /// It is damaged.
+    Damaged,
+}
+
+impl Held {
+    /// The number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.entry.length as usize
+    }
+
+    /// Reads bytes from the one with this index on, whole pieces or up to the end, without waiting for a disk.
+    pub fn fill(&self, at: usize, to: &mut [u8]) {
+        let mut done = 0;
+        while done < to.len() {
+            match read_held(&self.file, HEADER + at + done, &mut to[done..]) {
+                Ok(0) => return,
+                Ok(read) => done += read,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => {
+                    self.forgotten.fetch_or(e.kind() == ErrorKind::WouldBlock, Relaxed);
+                    return;
+                }
+            }
+        }
+        for (index, piece) in (at / self.piece..).zip(to.chunks(self.piece)) {
+            let hash = xxh3_128(piece);
+            self.hashes.lock()[index] = hash;
+        }
+    }
+
+    /// Checks that all bytes have been read and are those that were written.
+    pub fn check(&self) -> Result<(), Unread> {
+        let hashes = std::mem::take(&mut *self.hashes.lock());
+        match self.entry.check(self.bytes(), checksum(hashes)) {
+            Ok(()) => Ok(()),
+            Err(_) if self.forgotten.load(Relaxed) => Err(Unread::Forgotten),
+            Err(_) => Err(Unread::Damaged),
+        }
+    }
+}
+
+/// Has the system hold the bytes after a header; returns false if it cannot read without waiting.
+fn hold(file: &File, bytes: usize, buffer: &mut [u8]) -> Result<bool, Damage> {
+    let (mut held, mut file) = (true, file);
+    for start in (0..bytes).step_by(READ) {
+        let end = bytes.min(start + READ);
+        // Bytes are forgotten by pages or more, one after the other. What follows may be on its way from the disk.
+        for at in [start, end - 1] {
+            if held {
+                match read_held(file, HEADER + at, &mut [0]) {
+                    Ok(read) => held = read > 0,
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => held = false,
+                    Err(_) => return Ok(false),
+                }
+            }
+        }
+        if !held {
+            let read = file
+                .seek(SeekFrom::Start((HEADER + start) as u64))
+                .and_then(|_| file.read_exact(&mut buffer[..end - start]));
+            read.map_err(|_| Damage::Length)?;
+        }
+    }
+    Ok(true)
+}
+
+/// Reads bytes that the system holds in memory; [`ErrorKind::WouldBlock`] if it does not.
+#[cfg(target_os = "linux")]
+fn read_held(file: &File, at: usize, to: &mut [u8]) -> io::Result<usize> {
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    Ok(rustix::io::preadv2(file, &mut [io::IoSliceMut::new(to)], at as u64, flags)?)
+}
+
+/// Other systems cannot tell.
+#[cfg(not(target_os = "linux"))]
+fn read_held(_: &File, _: usize, _: &mut [u8]) -> io::Result<usize> {
+    Err(ErrorKind::Unsupported.into())
 }
 
 /// When a part counts as used: the later in its text, the earlier it goes.

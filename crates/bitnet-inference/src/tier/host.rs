@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::shelf::{Given, PartBytes, Shelf, ShelfCounts, Spare, Told, Wake};
+use super::shelf::{Content, Given, PartBytes, Shelf, ShelfCounts, Spare, Told, Wake};
 use crate::schedule::{Address, Part, PartKind, Wish};
 
 /// Parts of the cache in host memory.
@@ -193,7 +193,8 @@ impl HostMemory {
         while load.next < load.blocks {
             let Some(bytes) = self.read(&load.wish.parts[load.next]) else { break };
             let (kind, index) = (PartKind::Block, load.next);
-            self.answers.push_back(Told::Part(Given { number, kind, index, bytes, from_host: true }));
+            let content = Content::Bytes(bytes);
+            self.answers.push_back(Told::Part(Given { number, kind, index, content, from_host: true }));
             load.next += 1;
         }
         if load.next < load.blocks {
@@ -232,7 +233,8 @@ impl HostMemory {
         let Some(index) = index else { return };
         if let Some(bytes) = self.read(&load.wish.parts[index].state()) {
             let (number, kind) = (load.number, PartKind::State);
-            self.answers.push_back(Told::Part(Given { number, kind, index, bytes, from_host: true }));
+            let content = Content::Bytes(bytes);
+            self.answers.push_back(Told::Part(Given { number, kind, index, content, from_host: true }));
         }
     }
 
@@ -263,7 +265,9 @@ impl HostMemory {
                     PartKind::Block => load.next = given.index + 1,
                     PartKind::State => load.state = Some(None),
                 }
-                self.insert(part, PartBytes::clone(&given.bytes), true);
+                if let Content::Bytes(bytes) = &given.content {
+                    self.insert(part, PartBytes::clone(bytes), true);
+                }
                 self.answers.push_back(Told::Part(given));
             }
             Told::End { number } => self.below_ended(number),

@@ -18,11 +18,12 @@ pub use entry::{Damage, Entry};
 pub use folder::{CacheFolder, FolderError};
 pub use host::HostMemory;
 pub use listing::{Cleared, Listed, clear_folder, list_folder};
-pub use shelf::{Given, PartBytes, Shelf, ShelfCounts, Told};
+pub use shelf::{Content, Given, InPlace, PartBytes, Shelf, ShelfCounts, Told};
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use bitnet_kernels::Fill;
 use bitnet_model::{Batch, CacheBytes, CachePlace};
 
 use prepare::Prepared;
@@ -46,6 +47,8 @@ pub trait CacheAccess {
     fn read(&mut self, place: CachePlace, to: &mut [u8]) -> bool;
     /// Overwrites a part.
     fn write(&mut self, place: CachePlace, from: &[u8]) -> bool;
+    /// Overwrites a block with what `fill` writes, as [`Model::fill_block`](bitnet_model::Model::fill_block).
+    fn fill(&mut self, block: u32, fill: &Fill<'_>) -> bool;
     /// Copies a state from one slot to another.
     fn copy_state(&mut self, from: u32, to: u32) -> bool;
 }
@@ -89,7 +92,7 @@ enum Stage {
     /// This many blocks are there.
     Found(usize),
     /// They are being read; this many parts have been taken in, and this many blocks from host memory.
-    Loading { parts: usize, from_host: usize },
+    Loading { parts: usize, from_host: usize, begun: Instant },
 }
 
 /// Counts of a tier.
@@ -112,8 +115,10 @@ pub struct TierCounts {
     pub prepared_bytes: u64,
     /// Time that copying parts out of the model's memory took, in microseconds.
     pub out_micros: u64,
-    /// Time that copying them in took.
+    /// Time that copying or reading them into the model's memory took.
     pub in_micros: u64,
+    /// Time from when parts of a text were asked for until the last of them was in the model's memory.
+    pub load_micros: u64,
     /// The counts of the folder.
     pub shelf: ShelfCounts,
     /// Whether there is a folder.
@@ -252,10 +257,9 @@ impl Tier {
             match told {
                 Told::Looked { number, blocks } => self.looked(number, blocks, now, scheduler),
                 Told::Part(given) => {
-                    taken += given.bytes.len();
+                    taken += given.content.bytes();
                     self.given = now;
-                    self.take_part(&given, scheduler, cache);
-                    self.shelf.give_back(given.bytes);
+                    self.take_part(given, scheduler, cache);
                 }
                 Told::End { number } => self.end(number, scheduler),
                 Told::Holds(kind, address, yes) => scheduler.is_outside(kind, address, yes),
@@ -278,20 +282,23 @@ impl Tier {
     }
 
     /// Writes a part that was read to the model's memory, as if a sequence that has ended had left it there.
-    fn take_part(&mut self, given: &Given, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
-        let Given { number, kind, index, ref bytes, from_host } = *given;
-        let Some(at) = self.place(number) else { return };
+    fn take_part(&mut self, given: Given, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
+        let Given { number, kind, index, content, from_host } = given;
+        let Some(at) = self.place(number) else { return self.drop_content(content) };
         // It is put back below.
         let mut wished = self.wishes.remove(at);
         let wish = &mut wished.wish;
         let wanted = matches!(wished.stage, Stage::Loading { .. }) && index < wish.parts.len();
-        let taken = wanted
-            && scheduler.waits_for(wish)
-            && match kind {
-                PartKind::Block => self.take_block(wish, index, bytes, scheduler, cache),
-                PartKind::State => self.take_state(wish, index, bytes, scheduler, cache),
-            };
-        if let Stage::Loading { parts, from_host: host_blocks } = &mut wished.stage {
+        let taken = if wanted && scheduler.waits_for(wish) {
+            match kind {
+                PartKind::Block => self.take_block(wish, index, content, scheduler, cache),
+                PartKind::State => self.take_state(wish, index, content, scheduler, cache),
+            }
+        } else {
+            self.drop_content(content);
+            false
+        };
+        if let Stage::Loading { parts, from_host: host_blocks, .. } = &mut wished.stage {
             *parts += usize::from(taken);
             *host_blocks += usize::from(taken && from_host && kind == PartKind::Block);
         }
@@ -306,20 +313,38 @@ impl Tier {
         &mut self,
         wish: &mut Wish,
         index: usize,
-        bytes: &[u8],
+        content: Content,
         scheduler: &mut Scheduler,
         cache: &mut dyn CacheAccess,
     ) -> bool {
         let (block, before) = match scheduler.begin_block(wish, index) {
             Some(Begun::Write(block, before)) => (block, before),
-            Some(Begun::Held) => return true,
-            None => return false,
+            begun => {
+                self.drop_content(content);
+                return begun.is_some();
+            }
         };
         self.before_step(scheduler, cache);
-        let written = self.write(CachePlace::Block(block), bytes, cache);
+        let begun = Instant::now();
+        let written = match content {
+            Content::Bytes(bytes) => {
+                let written = cache.write(CachePlace::Block(block), &bytes);
+                self.shelf.give_back(bytes);
+                written
+            }
+            Content::InPlace(from) => {
+                let written = cache.fill(block, &|at, to| from.fill(at, to)) && from.end();
+                // A damaged file may hold what is no number, which not even a weight of 0 would hide.
+                written || {
+                    cache.fill(block, &|_, to| to.fill(0));
+                    false
+                }
+            }
+        };
+        self.counts.in_micros += begun.elapsed().as_micros() as u64;
         let part = &wish.parts[index];
         scheduler.end_block(block, before, part, written);
-        scheduler.is_outside(PartKind::Block, part.address, true);
+        scheduler.is_outside(PartKind::Block, part.address, written);
         written
     }
 
@@ -327,14 +352,21 @@ impl Tier {
         &mut self,
         wish: &mut Wish,
         index: usize,
-        bytes: &[u8],
+        content: Content,
         scheduler: &mut Scheduler,
         cache: &mut dyn CacheAccess,
     ) -> bool {
+        // A state has several places; shelves give its bytes.
+        let Content::Bytes(bytes) = content else { return false };
         self.settle(scheduler, cache);
-        let Some(begun) = scheduler.begin_state(wish, index) else { return false };
-        let written = self.write_state(&begun.places(), bytes, cache);
-        scheduler.end_state(begun, wish, written);
+        let begun = scheduler.begin_state(wish, index);
+        let taken = begun.map(|begun| {
+            let written = self.write_state(&begun.places(), &bytes, cache);
+            scheduler.end_state(begun, wish, written);
+            written
+        });
+        self.shelf.give_back(bytes);
+        let Some(written) = taken else { return false };
         scheduler.is_outside(PartKind::State, wish.parts[index].address, true);
         written
     }
@@ -356,6 +388,13 @@ impl Tier {
         written && places.rest.is_none_or(|place| self.write(place, rest, cache))
     }
 
+    /// Drops a part that is not needed.
+    fn drop_content(&mut self, content: Content) {
+        if let Content::Bytes(bytes) = content {
+            self.shelf.give_back(bytes);
+        }
+    }
+
     /// Makes the copies of states that have been decided, so that every slot holds what it should.
     fn settle(&mut self, scheduler: &mut Scheduler, cache: &mut dyn CacheAccess) {
         let mut copies = std::mem::take(&mut self.copies);
@@ -375,8 +414,13 @@ impl Tier {
         let Some(at) = self.place(number) else { return };
         let Wished { mut wish, stage, .. } = self.wishes.remove(at);
         let before = wish.usable;
+        if let Stage::Loading { begun, .. } = stage {
+            self.counts.load_micros += begun.elapsed().as_micros() as u64;
+        }
         let loaded = match stage {
-            Stage::Loading { parts, from_host } if scheduler.refresh(&mut wish) && wish.usable > before => {
+            Stage::Loading { parts, from_host, .. }
+                if scheduler.refresh(&mut wish) && wish.usable > before =>
+            {
                 Some((parts, from_host))
             }
             _ => None,
@@ -443,7 +487,7 @@ impl Tier {
         if promised + blocks.saturating_sub(wish.held) > scheduler.pool().available() {
             return;
         }
-        (*stage, *since) = (Stage::Loading { parts: 0, from_host: 0 }, now);
+        (*stage, *since) = (Stage::Loading { parts: 0, from_host: 0, begun: Instant::now() }, now);
         self.shelf.load(*number, wish.clone(), blocks);
     }
 

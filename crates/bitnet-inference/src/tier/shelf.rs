@@ -2,6 +2,7 @@
 //! A folder on a disk is one, host memory below that of a GPU another, and the simulation has one that loses, delays and
 //! damages parts.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -99,7 +100,7 @@ pub enum Told {
         /// Number of blocks.
         blocks: usize,
     },
-    /// A part, undamaged.
+    /// A part.
     Part(Given),
     /// A load has ended.
     End {
@@ -120,9 +121,47 @@ pub struct Given {
     /// Index of the block, or of the block before the state.
     pub index: usize,
     /// Its bytes.
-    pub bytes: PartBytes,
+    pub content: Content,
     /// Whether they come from host memory.
     pub from_host: bool,
+}
+
+/// The bytes of a part that a [`Shelf`] gives.
+pub enum Content {
+    /// Undamaged, in memory of their own.
+    Bytes(PartBytes),
+    /// Those of a block, to be read where they are needed.
+    InPlace(Box<dyn InPlace>),
+}
+
+impl Content {
+    /// The number of bytes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Content::Bytes(bytes) => bytes.len(),
+            Content::InPlace(block) => block.bytes(),
+        }
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Content").field("bytes", &self.bytes()).finish_non_exhaustive()
+    }
+}
+
+/// A block that is read straight to the model's memory, without waiting. What has been read may be used only if
+/// [`InPlace::end`] says so.
+pub trait InPlace: Send + Sync {
+    /// The number of bytes.
+    fn bytes(&self) -> usize;
+
+    /// Reads bytes from the one with this index on, whole pieces of [`CacheBytes::piece`](bitnet_model::CacheBytes::piece)
+    /// or up to the end. Several threads may call it at once.
+    fn fill(&self, at: usize, to: &mut [u8]);
+
+    /// Whether all bytes have been read and are those that were kept.
+    fn end(self: Box<Self>) -> bool;
 }
 
 /// Counts of a [`Shelf`].

@@ -49,7 +49,7 @@ struct Start {
     bytes: u64,
     read_gb_s: f64,
     plain_read_gb_s: f64,
-    /// How long copying the parts into the model's memory took, part of the time of reading.
+    /// How long copying or reading the parts into the model's memory took, part of the time of reading.
     copy_seconds: f64,
 }
 
@@ -101,7 +101,7 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
             ratio: seconds / computed.seconds,
             tokens_read: read.tier.hit_tokens,
             bytes: shelf.read_bytes,
-            read_gb_s: gb_s(shelf.read_bytes, shelf.read_micros as f64 / 1e6),
+            read_gb_s: gb_s(shelf.read_bytes, read.tier.load_micros as f64 / 1e6),
             plain_read_gb_s,
             copy_seconds: read.tier.in_micros as f64 / 1e6,
         });

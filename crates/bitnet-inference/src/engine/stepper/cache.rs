@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use bitnet_kernels::Fill;
 use bitnet_model::{CachePlace, ForwardError};
 
 use super::Stepper;
@@ -32,6 +33,10 @@ impl CacheAccess for Stepper<'_> {
 
     fn write(&mut self, place: CachePlace, from: &[u8]) -> bool {
         self.succeeded(|stepper| stepper.model.write_cache(place, from))
+    }
+
+    fn fill(&mut self, block: u32, fill: &Fill<'_>) -> bool {
+        self.succeeded(|stepper| stepper.model.fill_block(block, fill))
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> bool {

@@ -44,6 +44,7 @@ pub(super) enum Planted {
     SwappedLogs,
     TrustedState,
     DamagedPart,
+    TrustedBlock,
     OtherPart,
     ShiftedPart,
     SilentShelf,
@@ -63,7 +64,7 @@ pub(super) enum Planted {
 }
 
 impl Planted {
-    pub(super) const ALL: [Planted; 56] = [
+    pub(super) const ALL: [Planted; 57] = [
         Planted::DoubleFree,
         Planted::LostBlock,
         Planted::UncopiedWrite,
@@ -104,6 +105,7 @@ impl Planted {
         Planted::SwappedLogs,
         Planted::TrustedState,
         Planted::DamagedPart,
+        Planted::TrustedBlock,
         Planted::OtherPart,
         Planted::ShiftedPart,
         Planted::SilentShelf,

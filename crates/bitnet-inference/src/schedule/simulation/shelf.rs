@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use bitnet_kernels::Fill;
 use bitnet_model::CachePlace;
 
 use super::sequence::Fetch;
 use super::*;
-use crate::tier::{CacheAccess, Given, PartBytes, Shelf, ShelfCounts, Told};
+use crate::tier::{CacheAccess, Content, Given, InPlace, PartBytes, Shelf, ShelfCounts, Told};
 
 /// Parts of all worlds that share a shelf.
 pub(super) type Store = Arc<Mutex<BTreeMap<(bool, Address), (Part, Vec<u8>)>>>;
@@ -139,8 +140,15 @@ impl Shelf for SimShelf {
         }
         for (kind, mut index, mut bytes) in parts {
             self.sabotage(&mut index, &mut bytes);
-            let bytes = bytes.into();
-            self.answer(Told::Part(Given { number, kind, index, bytes, from_host: false }));
+            let content = if kind == PartKind::Block && self.rng.one_in(2) {
+                // Sometimes it is damaged or forgotten, and that is found at its end.
+                let whole = !self.rng.one_in(8);
+                let trusted = self.planted == Some(Planted::TrustedBlock);
+                Content::InPlace(Box::new(SimBlock { bytes, whole, trusted }))
+            } else {
+                Content::Bytes(bytes.into())
+            };
+            self.answer(Told::Part(Given { number, kind, index, content, from_host: false }));
         }
         self.answer(Told::End { number });
     }
@@ -168,6 +176,31 @@ impl Shelf for SimShelf {
     }
 }
 
+/// A block that is read in place.
+struct SimBlock {
+    bytes: Vec<u8>,
+    whole: bool,
+    /// A fault: what is damaged is used all the same.
+    trusted: bool,
+}
+
+impl InPlace for SimBlock {
+    fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn fill(&self, at: usize, to: &mut [u8]) {
+        to.copy_from_slice(&self.bytes[at..][..to.len()]);
+        if !self.whole {
+            to[0] ^= 1;
+        }
+    }
+
+    fn end(self: Box<Self>) -> bool {
+        self.whole || self.trusted
+    }
+}
+
 /// A stepper's access to the cache, with faults.
 pub(super) struct SimCache<'w> {
     pub stepper: &'w mut Stepper<'static>,
@@ -185,6 +218,10 @@ impl CacheAccess for SimCache<'_> {
 
     fn write(&mut self, place: CachePlace, from: &[u8]) -> bool {
         self.planted == Some(Planted::UnwrittenPart) || self.stepper.write(place, from)
+    }
+
+    fn fill(&mut self, block: u32, fill: &Fill<'_>) -> bool {
+        self.planted == Some(Planted::UnwrittenPart) || self.stepper.fill(block, fill)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> bool {
