@@ -136,8 +136,7 @@ pub(crate) unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
             sums = sums.add(1);
         }
         for r in 0..R {
-            let [scale, least] = [0, LARGE].map(|at| block[at + 32 * (first + r)..][..32].as_ptr());
-            let (scale, least) = (L::load_f16(scale.cast()), L::load_f16(least.cast()));
+            let [scale, least] = large_scales::<L>(block, first + r);
             let least = L::sub(L::splat(0.0), least);
             for m in 0..M {
                 totals[m][r] = L::fma(steps[m][r], scale, totals[m][r]);
@@ -161,8 +160,7 @@ pub(crate) unsafe fn pair_dots<L: Lanes, const R: usize, const M: usize>(
     for group in panel.chunks_exact(PAIR_BYTES) {
         let parts = group_dots::<L, R, M>(&group[2 * LARGE..], first, (x, stride), &mut ahead);
         for r in 0..R {
-            let [scale, least] = [0, LARGE].map(|at| group[at + 32 * (first + r)..][..32].as_ptr());
-            let (scale, least) = (L::load_f16(scale.cast()), L::load_f16(least.cast()));
+            let [scale, least] = large_scales::<L>(group, first + r);
             for m in 0..M {
                 totals[m][r] = L::fma(L::to_f32(L::widen(parts[m][r])), scale, totals[m][r]);
                 totals[m][r] = L::fma(least, L::splat(*sums.add(m * sums_stride)), totals[m][r]);
@@ -172,6 +170,13 @@ pub(crate) unsafe fn pair_dots<L: Lanes, const R: usize, const M: usize>(
         sums = sums.add(1);
     }
     totals
+}
+
+/// The f16 scales and minima of a row group, which `bytes` begin with.
+#[inline(always)]
+unsafe fn large_scales<L: Lanes>(bytes: &[u8], row_group: usize) -> [L::F; 2] {
+    let [scales, minima] = [0, LARGE].map(|at| bytes[at + 32 * row_group..][..32].as_ptr());
+    [L::load_f16(scales.cast()), L::load_f16(minima.cast())]
 }
 
 /// The sums of a group: its codes, in `lines`, times `M` planes.
