@@ -26,7 +26,7 @@ pub struct Entry {
     pub length: u64,
     /// Length of the pieces that have a hash each; the last may be shorter.
     pub piece: u64,
-    /// The [`checksum`] of these bytes.
+    /// The 128-bit checksum of these bytes.
     pub checksum: u128,
 }
 
@@ -107,7 +107,7 @@ impl Entry {
         if entry.header() == *header { Ok(entry) } else { Err(Damage::Checksum) }
     }
 
-    /// Checks the number of bytes after the header, and their [`checksum`].
+    /// Checks the number of bytes after the header, and their checksum.
     ///
     /// # Errors
     /// If they are not those for which the header was written.
