@@ -29,6 +29,11 @@ fn checks() -> [Check; 17] {
             let what = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
             execute(cargo(&what))
         }),
+        ("documentation", nothing, || {
+            let mut doc = cargo(&["doc", "--release", "--workspace", "--no-deps"]);
+            doc.env("RUSTDOCFLAGS", "-D warnings");
+            execute(doc)
+        }),
         ("assembler of the GPU kernels", nothing, bitnet_ptx_check::install),
         ("tests", nothing, || execute(cargo(&["test", "--release", "--workspace"]))),
         ("soak", nothing, bitnet_soak::quick),
@@ -38,11 +43,6 @@ fn checks() -> [Check; 17] {
         ("kernels of 64-bit Arm", neon::missing, neon::check),
         // It compiles the crates a second time, so it runs only where maturin is installed.
         ("the Python package", python::missing, python::check),
-        ("documentation", nothing, || {
-            let mut doc = cargo(&["doc", "--release", "--workspace", "--no-deps"]);
-            doc.env("RUSTDOCFLAGS", "-D warnings");
-            execute(doc)
-        }),
     ]
 }
 
