@@ -486,12 +486,22 @@ pub trait Backend: Send {
     /// # Panics
     /// If `from` does not have [`Backend::block_bytes`].
     fn write_block(&mut self, kv: &mut Self::Kv, block: u32, from: &[u8]) -> Result<(), KernelError>;
-    /// Overwrites a block with what `fill` writes, every byte once. Every slice is whole pieces of
-    /// [`Backend::block_piece`] bytes, counted from the beginning of the block.
-    fn fill_block(&mut self, kv: &mut Self::Kv, block: u32, fill: &Fill<'_>) -> Result<(), KernelError> {
-        let mut bytes = vec![0; Self::block_bytes(kv)];
-        fill(0, &mut bytes);
-        self.write_block(kv, block, &bytes)
+    /// Overwrites a block of these layers, one behind the other, with what `fill` writes, every byte once. Every slice is
+    /// whole pieces of [`Backend::block_piece`] bytes, counted from the beginning of the first layer's block.
+    fn fill_block(
+        &mut self,
+        layers: &mut [&mut Self::Kv],
+        block: u32,
+        fill: &Fill<'_>,
+    ) -> Result<(), KernelError> {
+        let mut start = 0;
+        for kv in layers {
+            let mut bytes = vec![0; Self::block_bytes(kv)];
+            fill(start, &mut bytes);
+            self.write_block(kv, block, &bytes)?;
+            start += bytes.len();
+        }
+        Ok(())
     }
     /// A power of two, at most [`MOST_PIECE`], by which the bytes of a block of this layer are divided among threads.
     fn block_piece(kv: &Self::Kv) -> usize {

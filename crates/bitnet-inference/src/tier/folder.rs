@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use super::entry::{Damage, Entry, HEADER, VERSION, checksum};
 use crate::schedule::{Part, PartKind};
@@ -122,7 +122,7 @@ impl Folder {
             let mut hashes = Vec::new();
             for bytes in buffer.chunks_mut(READ) {
                 file.read_exact(bytes).map_err(|_| Damage::Length)?;
-                hashes.extend(bytes.chunks(self.piece).map(xxh3_128));
+                hashes.extend(bytes.chunks(self.piece).map(XxHash3_128::oneshot));
             }
             entry.check(buffer.len(), checksum(hashes))
         })
@@ -283,7 +283,7 @@ impl Held {
             }
         }
         for (index, piece) in (at / self.piece..).zip(to.chunks(self.piece)) {
-            let hash = xxh3_128(piece);
+            let hash = XxHash3_128::oneshot(piece);
             self.hashes.lock()[index] = hash;
         }
     }

@@ -715,19 +715,24 @@ impl Backend for Cpu {
 
     fn write_block(&mut self, kv: &mut Kv, block: u32, from: &[u8]) -> Result<(), KernelError> {
         assert_eq!(from.len(), Self::block_bytes(kv), "the bytes of a block");
-        self.fill_block(kv, block, &|at, to| to.copy_from_slice(&from[at..][..to.len()]))
+        self.fill_block(&mut [kv], block, &|at, to| to.copy_from_slice(&from[at..][..to.len()]))
     }
 
-    fn fill_block(&mut self, kv: &mut Kv, block: u32, fill: &Fill<'_>) -> Result<(), KernelError> {
-        let sides = kv.block_mut(block as usize);
-        let lens = sides.each_ref().map(|side| side.len());
-        let (sides, middle) = (sides.map(Shared::new), lens[0].div_ceil(MOST_PIECE));
-        self.pool.run(middle + lens[1].div_ceil(MOST_PIECE), &|_, part| {
-            let (side, piece) = if part < middle { (0, part) } else { (1, part - middle) };
-            let start = piece * MOST_PIECE;
+    fn fill_block(&mut self, layers: &mut [&mut Kv], block: u32, fill: &Fill<'_>) -> Result<(), KernelError> {
+        let sides: Vec<_> = layers.iter_mut().flat_map(|kv| kv.block_mut(block as usize)).collect();
+        // Each piece: its side, where it is in that side, its length, and where it is in all layers together.
+        let (mut pieces, mut before) = (Vec::new(), 0);
+        for (side, bytes) in sides.iter().enumerate() {
+            for start in (0..bytes.len()).step_by(MOST_PIECE) {
+                pieces.push((side, start, MOST_PIECE.min(bytes.len() - start), before + start));
+            }
+            before += bytes.len();
+        }
+        let sides: Vec<_> = sides.into_iter().map(Shared::new).collect();
+        self.pool.run(pieces.len(), &|_, part| {
+            let (side, start, len, at) = pieces[part];
             // SAFETY: every piece of a side is written by one part.
-            let to = unsafe { sides[side].slice(start, MOST_PIECE.min(lens[side] - start)) };
-            fill(side * lens[0] + start, to);
+            fill(at, unsafe { sides[side].slice(start, len) });
         });
         Ok(())
     }

@@ -471,14 +471,12 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn fill_block(&mut self, block: u32, fill: &Fill<'_>) -> Result<(), ForwardError> {
         check_block(block, self.limits.kv_blocks)?;
-        let (own, mut start) = (self.window_blocks > 0, 0);
-        for Layer { mixer, .. } in &mut self.layers {
-            let bytes = mixer.kept_bytes(CachePlace::Block(block), own);
-            if let (Mixer::Attention(attention), 1..) = (mixer, bytes) {
-                self.backend.fill_block(&mut attention.kv, block, &|at, to| fill(start + at, to))?;
-            }
-            start += bytes;
-        }
+        let (own, place) = (self.window_blocks > 0, CachePlace::Block(block));
+        let layers = self.layers.iter_mut().filter_map(|layer| match &mut layer.mixer {
+            Mixer::Attention(attention) if attention.is_in(place, own) => Some(&mut attention.kv),
+            _ => None,
+        });
+        self.backend.fill_block(&mut layers.collect::<Vec<_>>(), block, fill)?;
         Ok(())
     }
 
