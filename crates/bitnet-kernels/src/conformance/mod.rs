@@ -267,6 +267,8 @@ fn head_cases(cases: &mut Vec<Case>) {
         (4, 512, 90, DType::Q4K),
         (1, 96, 1030, DType::Q4_1),
         (4, 320, 90, DType::Q4_1),
+        (1, 256, 1030, DType::Q6K),
+        (5, 512, 90, DType::Q6K),
     ] {
         cases.push(Case::Top { n, width, vocab, dtype, all: true });
     }
@@ -277,6 +279,7 @@ fn head_cases(cases: &mut Vec<Case>) {
         (33, 130, 5121, DType::BF16),
         (14, 512, 700, DType::Q4K),
         (14, 192, 700, DType::Q4_1),
+        (14, 512, 700, DType::Q6K),
     ] {
         cases.push(Case::Top { n, width, vocab, dtype, all: false });
     }
@@ -854,7 +857,7 @@ fn doubled<B: Inspect>(
     let weights = BitNetTensor::new(dtype, [vocab, width], SharedBytes::new(bytes)).expect("two halves");
     let mut table = b.table(&weights)?;
     let stored = match dtype {
-        DType::F16 | DType::Q4K | DType::Q4_1 => head_copy_from_file(&weights)?,
+        DType::F16 | DType::Q4K | DType::Q4_1 | DType::Q6K => head_copy_from_file(&weights)?,
         _ => None,
     };
     b.prepare_shortlist(&mut table, stored)?;

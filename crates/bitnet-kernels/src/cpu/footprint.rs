@@ -32,7 +32,7 @@ fn scratch(held: &Held) -> usize {
 }
 
 impl Footprint for Cpu {
-    const LAYOUT: &'static str = "trits in 2 bits, the output head as int8 (4 bits if it is Q4_K or Q4_1) for bounds and as stored for exact logits";
+    const LAYOUT: &'static str = "trits in 2 bits, the output head as int8 (its own bits if it is Q4_K, Q4_1 or Q6_K) for bounds and as stored for exact logits";
 
     fn bytes(&self, held: &Held) -> usize {
         let padded = |width: usize| Buffer::<f32>::bytes(width.next_multiple_of(16));

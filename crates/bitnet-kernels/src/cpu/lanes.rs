@@ -53,6 +53,8 @@ pub(crate) trait Lanes: Copy {
     /// instruction set may add 32 times, which is a group of columns; with codes up to 15 and activations up to
     /// [`Lanes::MAX_QUANT`], 8 times.
     const STEPS: usize;
+    /// The same with codes up to 63 and activations up to [`Lanes::MAX_QUANT`]: 4 times, or 2.
+    const SIX_BIT_DOTS: usize = 4;
     /// Row groups (of 16 rows) and tokens of the largest tile that fits the registers.
     const TILE: (usize, usize);
     /// Tokens of a tile that adds its sums to totals after every group of columns.
@@ -132,6 +134,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn low_half(codes: Self::Codes) -> Self::Codes;
     /// The upper four bits of every byte.
     unsafe fn high_half(codes: Self::Codes) -> Self::Codes;
+    /// Codes of 6 bits from their lower 4 bits and, in bits `2 * PLANE` and the next of `high`, their upper 2.
+    unsafe fn with_high<const PLANE: usize>(low: Self::Codes, high: Self::Codes) -> Self::Codes;
     /// Shifts the next plane to the lowest bits; the highest bits become unspecified.
     unsafe fn next_plane(codes: Self::Codes) -> Self::Codes;
     unsafe fn zero_part() -> Self::Part;

@@ -118,6 +118,9 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
         fn mask_plane(codes: Self::Codes, plane: usize) -> Self::Codes = codes.map(|c| c & (3 << (2 * plane)));
         fn low_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| c & 15);
         fn high_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| c >> 4);
+        fn with_high<const PLANE: usize>(low: Self::Codes, high: Self::Codes) -> Self::Codes = {
+            each(low, high, |low, high| low | (high >> (2 * PLANE) & 3) << 4)
+        };
         fn next_plane(codes: Self::Codes) -> Self::Codes = codes.map(|c| c >> 2);
         fn zero_part() -> Self::Part = [0; 16];
         fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {

@@ -39,9 +39,20 @@ fn tables() -> [(&'static str, BitNetTensor); 3] {
         .map(|(what, values): (_, Vec<f32>)| (what, BitNetTensor::from_f32([VOCAB, WIDTH], &values).unwrap()))
 }
 
-/// Rows of 512 codes of 4 bits, in a type with blocks: `0.02 * code - 0.15`.
-fn four_bits(dtype: DType, mut code: impl FnMut() -> u8) -> BitNetTensor {
+/// Rows of 512 values in a type with blocks, made of halves of bytes below 16: `0.02 * code - 0.15`, or with 6 bits
+/// `0.02 * code - 0.64`.
+fn few_bits(dtype: DType, mut code: impl FnMut() -> u8) -> BitNetTensor {
     let half = |value: f32| f16::from_f32(value).to_le_bytes();
+    if dtype == DType::Q6K {
+        let mut bytes = Vec::new();
+        for _ in 0..VOCAB * 512 / 256 {
+            bytes.extend((0..128).map(|_| code() | code() << 4));
+            bytes.extend((0..64).map(|_| code() | code() << 4));
+            bytes.extend([32; 16]);
+            bytes.extend(half(0.02 / 32.0));
+        }
+        return BitNetTensor::new(dtype, [VOCAB, 512], SharedBytes::new(bytes)).unwrap();
+    }
     let head = match dtype {
         // Scales and minima of groups are all 32.
         DType::Q4K => {
@@ -122,21 +133,22 @@ fn rows_that_nearly_tie_are_not_ruled_out() {
 }
 
 #[test]
-fn rows_of_4_bits_that_nearly_tie_are_not_ruled_out_and_nearly_all_others_are() {
-    for dtype in [DType::Q4K, DType::Q4_1] {
-        near_ties_of_4_bits(dtype);
+fn rows_of_few_bits_that_nearly_tie_are_not_ruled_out_and_nearly_all_others_are() {
+    for dtype in [DType::Q4K, DType::Q4_1, DType::Q6K] {
+        near_ties_of_few_bits(dtype);
     }
 }
 
-fn near_ties_of_4_bits(dtype: DType) {
+fn near_ties_of_few_bits(dtype: DType) {
     let (mut next, mut at) = (noise(3), 0);
     // Rows of which few codes differ, by one; and rows of any codes.
-    let base: Vec<u8> = (0..512).map(|_| (8.0 + 6.9 * next()) as u8).collect();
-    let near = four_bits(dtype, || {
+    let halves = if dtype == DType::Q6K { 768 } else { 512 };
+    let base: Vec<u8> = (0..halves).map(|_| (8.0 + 6.9 * next()) as u8).collect();
+    let near = few_bits(dtype, || {
         at += 1;
-        base[at % 512] + u8::from(next() > 0.97)
+        base[at % halves] + u8::from(next() > 0.97)
     });
-    let any = four_bits(dtype, || (8.0 + 7.9 * next()) as u8);
+    let any = few_bits(dtype, || (8.0 + 7.9 * next()) as u8);
     let mut next = noise(4);
     for isa in Isa::available() {
         let mut cpu = Cpu::new(isa, 2).unwrap();

@@ -115,7 +115,7 @@ impl PanelFile {
             matrices.push(Matrix { stored_name, rows, cols, group, bytes });
         }
         let head = [spec.vocab, spec.hidden];
-        let forms = [CopyForm::Int8, CopyForm::Nibbles, CopyForm::NibblePairs];
+        let forms = [CopyForm::Int8, CopyForm::Nibbles, CopyForm::NibblePairs, CopyForm::Sixes];
         let forms = forms.map(|form| copy_shape(spec, form).map(|shape| (form, shape)));
         let (forms, shapes): (Vec<_>, Vec<_>) = forms.into_iter().flatten().unzip();
         let head_copy = (!shapes.is_empty()).then(|| take(HEAD_COPY, &shapes)).transpose()?;

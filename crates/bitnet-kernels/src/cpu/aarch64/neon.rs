@@ -23,6 +23,7 @@ v128_lanes!(Neon {
     /// Four sums per row, two rows per vector. A step adds at most 2 * 128 in magnitude, so 124 steps stay below 2^15.
     type Part = [int16x8_t; 8];
     const STEPS: usize = 124;
+    const SIX_BIT_DOTS: usize = 2;
     const TILE: (usize, usize) = (1, 2);
     const WIDE_CODES: bool = false;
     const MAX_QUANT: i32 = 127;

@@ -158,6 +158,17 @@ macro_rules! v128_lanes {
                 };
                 fn low_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| vandq_u8(c, vdupq_n_u8(15)));
                 fn high_half(codes: Self::Codes) -> Self::Codes = codes.map(|c| vshrq_n_u8::<4>(c));
+                fn with_high<const PLANE: usize>(low: Self::Codes, high: Self::Codes) -> Self::Codes = {
+                    each(low, high, |low, high| {
+                        let high = match PLANE {
+                            0 => vshlq_n_u8::<4>(high),
+                            1 => vshlq_n_u8::<2>(high),
+                            2 => high,
+                            _ => vshrq_n_u8::<2>(high),
+                        };
+                        vorrq_u8(low, vandq_u8(high, vdupq_n_u8(48)))
+                    })
+                };
                 fn next_plane(codes: Self::Codes) -> Self::Codes = codes.map(|c| vshrq_n_u8::<2>(c));
                 fn prefetch(p: *const u8) = {
                     // In assembly because the intrinsic is not stable.

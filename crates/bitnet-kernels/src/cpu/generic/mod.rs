@@ -20,6 +20,7 @@ pub(crate) mod peak;
 pub(crate) mod rotate;
 pub(crate) mod rows;
 pub(crate) mod shortlist;
+pub(crate) mod sixes;
 pub(crate) mod ternary;
 
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! Finds the rows of a table that can have one of the highest logits, by bounds from a copy: in int8, half the bytes of
-//! bf16 and integer products instead of float ones; of a table of 4 bits, its own codes in another order ([`nibbles`]),
-//! whose distance from the table is only that of roundings.
+//! bf16 and integer products instead of float ones; of a table of 4 or 6 bits, its own codes in another order
+//! ([`nibbles`], [`sixes`]), whose distance from the table is only that of roundings.
 //!
 //! A row is `w = s q + e` with int8 `q`; an activation is `x = p + d`, where `p` is one plane of int8 or a coarse and a
 //! fine one. Hence `w x = s q p + s q d + e x`, where `s q p` is exact in integers, and by the Cauchy-Schwarz
@@ -29,7 +29,7 @@ use crate::cpu::{
         ahead::{Ahead, LINE},
         dense::decode_row,
         nibbles::{self, Planes},
-        store_partial,
+        sixes, store_partial,
         ternary::AHEAD,
     },
     head::copy::{CopyForm, HeadCopy, QUAD_BYTES},
@@ -112,6 +112,7 @@ pub(crate) unsafe fn copy_rows<L: Lanes>(a: &CopyRows<'_>, panel: usize, scratch
             CopyForm::Int8 => None,
             CopyForm::Nibbles => Some(nibbles::copy_row as fn(&BitNetTensor, usize, &mut [u8]) -> f64),
             CopyForm::NibblePairs => Some(nibbles::copy_pairs as _),
+            CopyForm::Sixes => Some(sixes::copy_row as _),
         };
         if let Some(copy_row) = copy_row {
             *scales.add(r) = 1.0;
@@ -263,6 +264,10 @@ pub(crate) unsafe fn bounds<L: Lanes>(a: &Bounds<'_>, panels: Range<usize>) {
     let tiles = (a.tokens.len() * a.planes).div_ceil(most);
     let lines = a.copy.form.lines(a.copy.cols);
     for panel in panels {
+        if a.copy.form == CopyForm::Sixes {
+            bound_sixes::<L>(a, panel);
+            continue;
+        }
         let codes = a.copy.panel(panel);
         for i in 0..tiles {
             let tokens = share(a.tokens.len(), tiles, i);
@@ -314,18 +319,90 @@ unsafe fn tile<L: Lanes, const R: usize, const M: usize>(
                 }
             }
         }
-        form @ (CopyForm::Nibbles | CopyForm::NibblePairs) => {
-            let count = copy.form.sums(copy.cols);
-            let of_groups = a.sums[2 * tokens.start * count..2 * tokens.end * count].as_ptr();
-            let (stride, sums_stride) = (apart * a.stride, apart * count);
-            let planes = Planes { x, stride, sums: of_groups, sums_stride };
+        form => {
+            let planes = planes_of(a, &tokens);
+            let panel = copy.panel(panel);
             sums = if form == CopyForm::Nibbles {
-                nibbles::dots::<L, R, M>(copy.panel(panel), group, planes, ahead)
+                nibbles::dots::<L, R, M>(panel, group, planes, ahead)
             } else {
-                nibbles::pair_dots::<L, R, M>(copy.panel(panel), group, planes, ahead)
+                nibbles::pair_dots::<L, R, M>(panel, group, planes, ahead)
             };
         }
     }
+    write_bounds::<L, R, M>(a, panel, group, tokens, &sums);
+}
+
+/// The planes of these tokens, with the sums of their groups.
+unsafe fn planes_of(a: &Bounds<'_>, tokens: &Range<usize>) -> Planes {
+    let (count, apart) = (a.copy.form.sums(a.copy.cols), 2 / a.planes);
+    Planes {
+        x: a.x[2 * tokens.start * a.stride..2 * tokens.end * a.stride].as_ptr(),
+        stride: apart * a.stride,
+        sums: a.sums[2 * tokens.start * count..2 * tokens.end * count].as_ptr(),
+        sums_stride: apart * count,
+    }
+}
+
+/// Bounds the logits of all tokens for a panel of 6-bit codes. Unpacking takes registers and time, so a tile has few row
+/// groups and many planes. More than one pass over a panel are bound by arithmetic, and prefetch the next panel together.
+#[inline(always)]
+unsafe fn bound_sixes<L: Lanes>(a: &Bounds<'_>, panel: usize) {
+    let (codes, lines) = (a.copy.panel(panel), a.copy.form.lines(a.copy.cols));
+    let all = a.tokens.len() * a.planes;
+    let here = Ahead::of(codes.as_ptr().wrapping_add(AHEAD), codes.len().div_ceil(lines));
+    match (L::WIDE_REGISTERS, all) {
+        (true, 1) => return six_tile::<L, 4, 1>(a, panel, 0, 0..a.tokens.len(), here),
+        (true, 2) => return six_tile::<L, 4, 2>(a, panel, 0, 0..a.tokens.len(), here),
+        (false, 1) => {
+            six_tile::<L, 2, 1>(a, panel, 0, 0..1, here);
+            return six_tile::<L, 2, 1>(a, panel, 2, 0..1, here);
+        }
+        _ => {}
+    }
+    let tiles = all.div_ceil(if L::WIDE_REGISTERS { 8 } else { 4 });
+    let (groups, end) = (PANEL_ROWS / 16, codes.as_ptr_range().end);
+    let step = codes.len().div_ceil(lines * groups * tiles);
+    for i in 0..tiles {
+        let tokens = share(a.tokens.len(), tiles, i);
+        for group in 0..groups {
+            let ahead = Ahead::of(end.wrapping_add(lines * step * (groups * i + group)), step);
+            match tokens.len() * a.planes {
+                1 => six_tile::<L, 1, 1>(a, panel, group, tokens.clone(), ahead),
+                2 => six_tile::<L, 1, 2>(a, panel, group, tokens.clone(), ahead),
+                3 => six_tile::<L, 1, 3>(a, panel, group, tokens.clone(), ahead),
+                4 => six_tile::<L, 1, 4>(a, panel, group, tokens.clone(), ahead),
+                5 => six_tile::<L, 1, 5>(a, panel, group, tokens.clone(), ahead),
+                6 => six_tile::<L, 1, 6>(a, panel, group, tokens.clone(), ahead),
+                7 => six_tile::<L, 1, 7>(a, panel, group, tokens.clone(), ahead),
+                _ => six_tile::<L, 1, 8>(a, panel, group, tokens.clone(), ahead),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn six_tile<L: Lanes, const R: usize, const M: usize>(
+    a: &Bounds<'_>,
+    panel: usize,
+    group: usize,
+    tokens: Range<usize>,
+    ahead: Ahead,
+) {
+    assert_eq!(tokens.len() * a.planes, M, "a tile must have whole tokens");
+    let sums = sixes::dots::<L, R, M>(a.copy.panel(panel), group, planes_of(a, &tokens), ahead);
+    write_bounds::<L, R, M>(a, panel, group, tokens, &sums);
+}
+
+/// Writes the bounds of `tokens` for `R` row groups of a panel, whose products with the planes these are.
+#[inline(always)]
+unsafe fn write_bounds<L: Lanes, const R: usize, const M: usize>(
+    a: &Bounds<'_>,
+    panel: usize,
+    group: usize,
+    tokens: Range<usize>,
+    sums: &[[L::F; R]; M],
+) {
+    let copy = a.copy;
     for (i, token) in tokens.enumerate() {
         let limits = &a.limits[token];
         let (by_error, by_norm) = limits.weights(a.planes, copy.cols);

@@ -7,10 +7,7 @@ use super::{
     copy::{CopyForm, HeadCopy},
     race::Race,
 };
-use crate::cpu::{
-    generic::{nibbles::group_sums, shortlist::Limits},
-    panels::PANEL_ROWS,
-};
+use crate::cpu::{generic::shortlist::Limits, panels::PANEL_ROWS};
 
 /// The buffers that a step needs in addition to the copy; [`ShortlistBuffers::reserve`] grows them before the first step, so
 /// that no step allocates.
@@ -114,7 +111,7 @@ impl ShortlistBuffers {
         if groups > 0 {
             let sums = self.sums.chunks_exact_mut(groups);
             let planes = self.planes.chunks_exact(stride).take(2 * self.tokens.len());
-            planes.zip(sums).for_each(|(plane, sums)| group_sums(plane, sums));
+            planes.zip(sums).for_each(|(plane, sums)| copy.form.sum_groups(plane, sums));
         }
     }
 

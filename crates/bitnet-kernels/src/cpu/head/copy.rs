@@ -1,4 +1,4 @@
-//! A copy of a dense table, in int8 or in the 4 bits that it has, with which a step finds the rows that cannot have one of
+//! A copy of a dense table, in int8 or in the 4 or 6 bits that it has, with which a step finds the rows that cannot have one of
 //! the highest logits.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //! quad    4 columns of a panel: 256 bytes; byte 4 r + j holds row r, column j, as q + 128
 //! ```
 //!
-//! The lanes are those of [`crate::cpu::panels`], but a byte holds one column instead of four. The panels of 4 bits are those
-//! of [`crate::cpu::generic::nibbles`]. [`crate::cpu::generic::shortlist`] explains how the copy bounds a logit.
+//! The lanes are those of [`crate::cpu::panels`], but a byte holds one column instead of four. The panels of 4 and 6 bits are
+//! those of [`crate::cpu::generic::nibbles`] and [`crate::cpu::generic::sixes`]. [`crate::cpu::generic::shortlist`] explains how the copy bounds a logit.
 //!
 //! A file holds the codes, then scales, norms and errors of all rows as little-endian f32, padded as here: all are
 //! whole lines of 256 bytes. Every code is valid; the floats are checked, because the bounds rely on them.
@@ -19,7 +19,7 @@ use bitnet_tensor::{DType, SharedBytes, TensorError};
 use crate::{
     KernelError,
     cpu::{
-        generic::nibbles,
+        generic::{nibbles, sixes},
         memory::{Buffer, LINE, LineReader, float_bytes},
         panels::PANEL_ROWS,
     },
@@ -40,6 +40,8 @@ pub enum CopyForm {
     Nibbles,
     /// The codes, scales and minima of a Q4_1 table: 5 bits a value.
     NibblePairs,
+    /// The codes and scales of a Q6_K table: 6.5625 bits a value.
+    Sixes,
 }
 
 impl CopyForm {
@@ -48,6 +50,7 @@ impl CopyForm {
         match dtype {
             DType::Q4K => CopyForm::Nibbles,
             DType::Q4_1 => CopyForm::NibblePairs,
+            DType::Q6K => CopyForm::Sixes,
             _ => CopyForm::Int8,
         }
     }
@@ -58,20 +61,39 @@ impl CopyForm {
             CopyForm::Int8 => cols.div_ceil(4).saturating_mul(QUAD_BYTES),
             CopyForm::Nibbles => cols.div_ceil(nibbles::BLOCK).saturating_mul(nibbles::BLOCK_BYTES),
             CopyForm::NibblePairs => cols.div_ceil(nibbles::GROUP).saturating_mul(nibbles::PAIR_BYTES),
+            // A block is half a line longer than whole lines.
+            CopyForm::Sixes => {
+                let bytes = cols.div_ceil(sixes::BLOCK).saturating_mul(sixes::BLOCK_BYTES);
+                bytes.div_ceil(LINE).saturating_mul(LINE)
+            }
         }
     }
 
     /// Sums of groups of columns that a plane of activations needs.
     pub(crate) fn sums(self, cols: usize) -> usize {
-        if self == CopyForm::Int8 { 0 } else { cols.div_ceil(nibbles::GROUP) }
+        match self {
+            CopyForm::Int8 => 0,
+            CopyForm::Nibbles | CopyForm::NibblePairs => cols.div_ceil(nibbles::GROUP),
+            CopyForm::Sixes => cols.div_ceil(sixes::GROUP),
+        }
     }
 
-    /// How often a pass over a panel asks for bytes ahead: quads of int8, or lines of nibbles.
+    /// Writes these sums.
+    pub(crate) fn sum_groups(self, plane: &[i8], sums: &mut [f32]) {
+        match self {
+            CopyForm::Int8 => {}
+            CopyForm::Nibbles | CopyForm::NibblePairs => nibbles::group_sums(plane, sums),
+            CopyForm::Sixes => sixes::group_sums(plane, sums),
+        }
+    }
+
+    /// How often a pass over a panel asks for bytes ahead: quads of int8 or of 6 bits, or lines of nibbles.
     pub(crate) fn lines(self, cols: usize) -> usize {
         match self {
             CopyForm::Int8 => cols.div_ceil(4),
             CopyForm::Nibbles => cols.div_ceil(nibbles::BLOCK) * nibbles::BLOCK_LINES,
             CopyForm::NibblePairs => cols.div_ceil(nibbles::GROUP) * nibbles::PAIR_LINES,
+            CopyForm::Sixes => cols.div_ceil(sixes::BLOCK) * sixes::BLOCK_QUADS,
         }
     }
 }
@@ -83,7 +105,7 @@ pub struct HeadCopy {
     pub(crate) cols: usize,
     /// `[panels][panel_bytes]`.
     pub(crate) codes: SharedBytes,
-    /// Value of one step of each row's codes, 1 in both forms of nibbles; padded to whole panels, like the next two.
+    /// Value of one step of each row's codes, 1 in all forms but int8; padded to whole panels, like the next two.
     pub(crate) scales: Buffer<f32>,
     /// Upper bound on the length of each row.
     pub(crate) norms: Buffer<f32>,
@@ -118,6 +140,7 @@ impl HeadCopy {
             CopyForm::Int8 => true,
             CopyForm::Nibbles => cols.is_multiple_of(nibbles::BLOCK),
             CopyForm::NibblePairs => cols.is_multiple_of(nibbles::GROUP),
+            CopyForm::Sixes => cols.is_multiple_of(sixes::BLOCK),
         };
         let lines = || rows.div_ceil(PANEL_ROWS).saturating_mul(form.panel_bytes(cols) / LINE + 3);
         (cols <= MAX_COLS && whole).then(|| [lines(), LINE])
@@ -168,7 +191,7 @@ impl HeadCopy {
     /// Writes the codes of a row as int8, then zeros.
     ///
     /// # Panics
-    /// If the codes are nibbles.
+    /// If the codes are not int8.
     pub(crate) fn unpack(&self, row: usize, out: &mut [u8]) {
         assert_eq!(self.form, CopyForm::Int8, "only int8 can be unpacked");
         let (out, padding) = out.split_at_mut(self.cols.next_multiple_of(4));
@@ -204,21 +227,22 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_copy_of_4_bits_equals_the_one_that_was_made_and_needs_whole_blocks() {
-        for dtype in [DType::Q4K, DType::Q4_1] {
-            copy_of_4_bits(dtype);
+    fn a_stored_copy_of_a_tables_own_bits_equals_the_one_that_was_made_and_needs_whole_blocks() {
+        for dtype in [DType::Q4K, DType::Q4_1, DType::Q6K] {
+            copy_of_own_bits(dtype);
         }
     }
 
-    fn copy_of_4_bits(dtype: DType) {
+    fn copy_of_own_bits(dtype: DType) {
         let form = CopyForm::of(dtype);
         let blocks = 512 / dtype.block_elements() as u32;
         let len = 70 * blocks * dtype.block_bytes() as u32;
         let mut bytes: Vec<u8> = (0..len).map(|i| (i * i % 251) as u8).collect();
         // Scales of ordinary size.
-        bytes
-            .chunks_exact_mut(dtype.block_bytes())
-            .for_each(|block| block[..4].copy_from_slice(&[0, 0x20, 0, 0x24]));
+        bytes.chunks_exact_mut(dtype.block_bytes()).for_each(|block| match dtype {
+            DType::Q6K => block[208..].copy_from_slice(&[0, 0x20]),
+            _ => block[..4].copy_from_slice(&[0, 0x20, 0, 0x24]),
+        });
         let table = bitnet_tensor::BitNetTensor::new(dtype, [70, 512], SharedBytes::new(bytes)).unwrap();
         let stored = |isa| {
             let copy = Cpu::new(isa, 2).unwrap().copy_head(&table).unwrap().unwrap();

@@ -179,6 +179,16 @@ macro_rules! ymm_lanes {
                 fn high_half(codes: Self::Codes) -> Self::Codes = {
                     Self::low_half(both!(codes, c => _mm256_srli_epi16(c, 4)))
                 };
+                fn with_high<const PLANE: usize>(low: Self::Codes, high: Self::Codes) -> Self::Codes = {
+                    let high = both!(high, c => match PLANE {
+                        0 => _mm256_slli_epi16(c, 4),
+                        1 => _mm256_slli_epi16(c, 2),
+                        2 => c,
+                        _ => _mm256_srli_epi16(c, 2),
+                    });
+                    let high = both!(high, c => _mm256_and_si256(c, _mm256_set1_epi8(48)));
+                    [_mm256_or_si256(low[0], high[0]), _mm256_or_si256(low[1], high[1])]
+                };
                 fn next_plane(codes: Self::Codes) -> Self::Codes = both!(codes, c => _mm256_srli_epi16(c, 2));
                 fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
             }

@@ -113,6 +113,16 @@ macro_rules! zmm_lanes {
                 };
                 fn low_half(codes: Self::Codes) -> Self::Codes = _mm512_and_si512(codes, _mm512_set1_epi8(15));
                 fn high_half(codes: Self::Codes) -> Self::Codes = Self::low_half(_mm512_srli_epi16(codes, 4));
+                fn with_high<const PLANE: usize>(low: Self::Codes, high: Self::Codes) -> Self::Codes = {
+                    let high = match PLANE {
+                        0 => _mm512_slli_epi16(high, 4),
+                        1 => _mm512_slli_epi16(high, 2),
+                        2 => high,
+                        _ => _mm512_srli_epi16(high, 2),
+                    };
+                    // `low | high & 48`
+                    _mm512_ternarylogic_epi32::<0xF8>(low, high, _mm512_set1_epi8(48))
+                };
                 fn next_plane(codes: Self::Codes) -> Self::Codes = _mm512_srli_epi16(codes, 2);
                 fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
             }
