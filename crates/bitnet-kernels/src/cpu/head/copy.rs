@@ -206,7 +206,7 @@ impl HeadCopy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cpu, Isa};
+    use crate::{Backend, Cpu, Isa, cpu::Table};
 
     /// The copy of 70 rows, as stored in a file.
     fn stored(isa: Isa) -> Vec<u8> {
@@ -255,6 +255,19 @@ mod tests {
         let copy = HeadCopy::from_stored(form, 70, 512, &SharedBytes::new(bytes.clone())).unwrap();
         assert!(copy.stored().collect::<Vec<_>>().concat() == bytes);
         assert_eq!(HeadCopy::stored_shape(form, 70, 500), None);
+    }
+
+    #[test]
+    fn a_stored_copy_of_another_form_than_that_of_the_table_is_made_again() {
+        let mut cpu = Cpu::new(Isa::best(), 2).unwrap();
+        let zeros = bitnet_tensor::BitNetTensor::from_f32([70, 512], &[0.0; 70 * 512]).unwrap();
+        let int8 = cpu.copy_head(&zeros).unwrap().unwrap();
+        let bytes = SharedBytes::new(vec![0; 70 * DType::Q6K.row_bytes(512)]);
+        let table = bitnet_tensor::BitNetTensor::new(DType::Q6K, [70, 512], bytes).unwrap();
+        let mut table = cpu.table(&table).unwrap();
+        cpu.prepare_shortlist(&mut table, Some(int8)).unwrap();
+        let Table::Dense { copy, .. } = table else { panic!("the table is dense") };
+        assert_eq!(copy.map(|copy| copy.form), Some(CopyForm::Sixes));
     }
 
     #[test]

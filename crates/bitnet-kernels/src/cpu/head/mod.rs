@@ -184,8 +184,11 @@ impl Cpu {
         // An int8 copy would be larger than a ternary table itself.
         let Table::Dense { weights, copy } = table else { return Ok(()) };
         *copy = match stored {
-            Some(copy) => Some(HeadCopy { codes: self.near(copy.codes)?, ..copy }),
-            None => self.copy_head(weights)?,
+            // Files were written when fewer types had a form of their own.
+            Some(copy) if copy.form == CopyForm::of(weights.dtype()) => {
+                Some(HeadCopy { codes: self.near(copy.codes)?, ..copy })
+            }
+            _ => self.copy_head(weights)?,
         };
         if let Some(copy) = copy {
             let shape = (weights.rows(), weights.cols());
