@@ -578,7 +578,6 @@ impl Backend for Cpu {
         let parts = heads + 2 * kv.shape.kv_heads;
         assert!(parts * dim <= qkv.width, "the rows must hold queries, keys and values");
         assert_widths(norms.map_or([None; 2], |[queries, keys]| [Some(queries), Some(keys)]), dim);
-        self.reserve(dim.next_multiple_of(16))?;
         let a = NormRopeStore {
             runs,
             blocks,
@@ -594,9 +593,13 @@ impl Backend for Cpu {
             keys: kv.keys.shared(),
             values: kv.values.shared(),
         };
-        // SAFETY: `isa` proves the instruction set; only this thread has access to the buffers; scratch holds a head.
-        unsafe { (self.isa.kernels().floats.norm_rope_store)(&a, &mut self.scratch[0]) }
-        Ok(())
+        let tokens: usize = runs.iter().map(|run| run.tokens.len()).sum();
+        let units = (tokens * parts * dim / ROW_UNIT).min(parts);
+        let kernel = self.isa.kernels().floats.norm_rope_store;
+        self.parallel(units, dim.next_multiple_of(16), &|part, of, scratch| {
+            // SAFETY: `isa` proves the instruction set; every head is handled by one part; scratch holds a head.
+            unsafe { kernel(&a, share(parts, of, part), scratch) }
+        })
     }
 
     fn attention(&mut self, step: Step<'_>, qkv: &Rows, kv: &Kv, out: &mut Rows) -> Result<(), KernelError> {

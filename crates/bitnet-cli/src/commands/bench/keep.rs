@@ -1,5 +1,6 @@
 //! `bench --keep N`: what keeping the cache in a folder costs. While sequences decode, a prompt of N tokens is computed that is
-//! in no cache; when it ends, its parts are written beside the others' steps. The same without a folder is the measure.
+//! in no cache; when it ends, its parts are written beside the others' steps. The same without a folder is the measure, and so
+//! is the time for as many tokens afterwards, because a machine may get slower or faster from one engine to the next.
 
 use std::{
     thread::sleep,
@@ -34,7 +35,8 @@ struct Keep {
     runs: Vec<Run>,
     /// Time of the prompt without a folder over that with one, of all runs: 1 if looking in vain costs nothing.
     prompt_ratio: f64,
-    /// The same for decoding while parts are written.
+    /// The time of decoding afterwards over that of decoding while parts are written, as a part of what it is without a
+    /// folder: 1 if writing costs nothing.
     decode_ratio: f64,
     written_bytes: u64,
 }
@@ -50,6 +52,10 @@ struct Run {
     decode_tok_s: f64,
     /// Bytes of parts written meanwhile.
     written_bytes: u64,
+    /// As many tokens once more.
+    later_seconds: f64,
+    /// Bytes of parts that were written only then.
+    later_bytes: u64,
 }
 
 pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliError> {
@@ -64,10 +70,9 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
         runs.push(measure(model.engine(), args, tokens)?);
         model.engine().shutdown(Duration::ZERO);
     }
-    let ratio = |of: fn(&Run) -> f64| {
-        let sum = |folder| runs.iter().filter(|run| run.folder == folder).map(of).sum::<f64>();
-        sum(false) / sum(true)
-    };
+    let sum =
+        |folder, of: fn(&Run) -> f64| runs.iter().filter(|run| run.folder == folder).map(of).sum::<f64>();
+    let ratio = |of| sum(false, of) / sum(true, of);
     let report = Keep {
         model: args.model.clone().unwrap_or_default(),
         kv,
@@ -75,7 +80,7 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
         streams: STREAMS,
         decode_tokens: args.decode,
         prompt_ratio: ratio(|run| run.prompt_seconds),
-        decode_ratio: ratio(|run| run.decode_seconds),
+        decode_ratio: ratio(|run| run.decode_seconds) / ratio(|run| run.later_seconds),
         written_bytes: runs.iter().map(|run| run.written_bytes).sum(),
         runs,
     };
@@ -83,13 +88,25 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
 }
 
 fn print(report: &Keep) -> Result<(), CliError> {
-    for Run { folder, prompt_seconds, decode_tok_s, written_bytes, .. } in &report.runs {
+    for Run {
+        folder,
+        prompt_seconds,
+        decode_tok_s,
+        written_bytes,
+        decode_seconds,
+        later_seconds,
+        later_bytes,
+    } in &report.runs
+    {
         let (with, written) =
             (if *folder { "with a folder" } else { "without" }, *written_bytes as f64 / 1e9);
         output::line(format_args!(
             "{with}: prompt of {} tokens in {prompt_seconds:.2} s; then {} sequences {decode_tok_s:.2} tokens/s, \
-             {written:.2} GB written",
-            report.prompt_tokens, report.streams,
+             {written:.2} GB written; then {:.2} tokens/s, {:.2} GB",
+            report.prompt_tokens,
+            report.streams,
+            decode_tok_s * decode_seconds / later_seconds,
+            *later_bytes as f64 / 1e9,
         ))?;
     }
     output::line(format_args!(
@@ -102,7 +119,7 @@ fn print(report: &Keep) -> Result<(), CliError> {
 
 fn measure(engine: &Engine, args: &BenchArgs, tokens: usize) -> Result<Run, CliError> {
     // While the prompt is computed, the sequences decode as well.
-    let most = args.decode + tokens / 8 + 256;
+    let most = 2 * args.decode + tokens / 8 + 256;
     let submit = |number, tokens, most| -> Result<RequestHandle, CliError> {
         let request = folder::request(engine, number, tokens, most, "--keep")?;
         engine.submit(request).map_err(|e| CliError::refused(e, "bench", "report this"))
@@ -118,15 +135,22 @@ fn measure(engine: &Engine, args: &BenchArgs, tokens: usize) -> Result<Run, CliE
     }
     let prompt_seconds = begun.elapsed().as_secs_f64();
     let shelf = || engine.status().tier.map(|tier| tier.shelf.written_bytes);
-    let (before, begun, tokens) = (shelf(), Instant::now(), streams.tokens);
-    streams.decode(tokens + STREAMS * args.decode)?;
-    let decode_seconds = begun.elapsed().as_secs_f64();
+    let mut decode = || -> Result<(usize, f64, u64), CliError> {
+        let (before, begun, tokens) = (shelf(), Instant::now(), streams.tokens);
+        streams.decode(tokens + STREAMS * args.decode)?;
+        let written = shelf().unwrap_or(0) - before.unwrap_or(0);
+        Ok((streams.tokens - tokens, begun.elapsed().as_secs_f64(), written))
+    };
+    let (tokens, decode_seconds, written_bytes) = decode()?;
+    let (later_tokens, later_seconds, later_bytes) = decode()?;
     Ok(Run {
-        folder: before.is_some(),
+        folder: shelf().is_some(),
         prompt_seconds,
         decode_seconds,
-        decode_tok_s: (streams.tokens - tokens) as f64 / decode_seconds,
-        written_bytes: shelf().unwrap_or(0) - before.unwrap_or(0),
+        decode_tok_s: tokens as f64 / decode_seconds,
+        written_bytes,
+        later_seconds: later_seconds * tokens as f64 / later_tokens as f64,
+        later_bytes,
     })
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct FloatKernels {
     pub(crate) norm_quantize: unsafe fn(&rows::NormQuantize<'_>, Range<usize>, &mut [f32]),
     pub(crate) gate_norm_quantize: unsafe fn(&rows::GateNormQuantize<'_>, Range<usize>, &mut [f32]),
     pub(crate) norm_rows: unsafe fn(&rows::NormRows<'_>),
-    pub(crate) norm_rope_store: unsafe fn(&rows::NormRopeStore<'_>, &mut [f32]),
+    pub(crate) norm_rope_store: unsafe fn(&rows::NormRopeStore<'_>, Range<usize>, &mut [f32]),
     pub(crate) attention: unsafe fn(&attention::Attention<'_>, usize, usize, &mut [f32]),
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
     pub(crate) rescore: unsafe fn(&dense::Rescore<'_>, Range<usize>, &mut [f32]),
@@ -91,7 +91,7 @@ macro_rules! kernel_set {
             entry!($lanes, $features, rows::norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::gate_norm_quantize(a: &rows::GateNormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::norm_rows(a: &rows::NormRows<'_>));
-            entry!($lanes, $features, rows::norm_rope_store(a: &rows::NormRopeStore<'_>, scratch: &mut [f32]));
+            entry!($lanes, $features, rows::norm_rope_store(a: &rows::NormRopeStore<'_>, heads: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, attention::attention(a: &attention::Attention<'_>, part: usize, parts: usize, scratch: &mut [f32]));
             entry!($lanes, $features, dense::logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, dense::rescore(a: &dense::Rescore<'_>, rows: Range<usize>, scratch: &mut [f32]));

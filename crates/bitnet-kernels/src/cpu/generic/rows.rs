@@ -389,14 +389,19 @@ pub(crate) struct NormRopeStore<'a> {
     pub(crate) values: Shared<'a, u8>,
 }
 
-/// Handles all tokens in one thread: the caller has the only access to the three buffers, and gives scratch for a head.
+/// Handles some heads, counted through queries, keys and values, of all tokens: the caller has the only access to these in
+/// the three buffers, and gives scratch for a head.
 #[inline(always)]
-pub(crate) unsafe fn norm_rope_store<L: Lanes>(a: &NormRopeStore<'_>, scratch: &mut [f32]) {
+pub(crate) unsafe fn norm_rope_store<L: Lanes>(
+    a: &NormRopeStore<'_>,
+    heads: Range<usize>,
+    scratch: &mut [f32],
+) {
     match a.kv {
-        KvType::F32 => rope_store_as::<L, F32>(a, scratch),
-        KvType::F16 => rope_store_as::<L, F16>(a, scratch),
-        KvType::Bf16 => rope_store_as::<L, Bf16>(a, scratch),
-        KvType::Int8 => rope_store_as::<L, Int8>(a, scratch),
+        KvType::F32 => rope_store_as::<L, F32>(a, heads, scratch),
+        KvType::F16 => rope_store_as::<L, F16>(a, heads, scratch),
+        KvType::Bf16 => rope_store_as::<L, Bf16>(a, heads, scratch),
+        KvType::Int8 => rope_store_as::<L, Int8>(a, heads, scratch),
     }
 }
 
@@ -415,36 +420,43 @@ pub(crate) unsafe fn normalize_head<L: Lanes>(head: &mut [f32], norm: &Norm<Gain
 }
 
 #[inline(always)]
-unsafe fn rope_store_as<L: Lanes, S: Cached>(a: &NormRopeStore<'_>, scratch: &mut [f32]) {
+unsafe fn rope_store_as<L: Lanes, S: Cached>(
+    a: &NormRopeStore<'_>,
+    heads: Range<usize>,
+    scratch: &mut [f32],
+) {
     let dim = a.shape.head_dim;
     let wide = a.shape.value_stride();
     let kv_heads = a.shape.kv_heads;
     let (key_panel, value_panel) = (S::KV.panel(dim), S::KV.panel(wide));
+    let (first_key, first_value) = (a.heads, a.heads + kv_heads);
     for run in a.runs {
         for (i, t) in run.tokens.clone().enumerate() {
             let position = run.start + i;
-            let row = a.qkv.slice(t * a.stride, (a.heads + 2 * kv_heads) * dim);
             let table = position * (a.width / 2);
             let cos = &a.cos[table..][..a.width / 2];
             let sin = &a.sin[table..][..a.width / 2];
-            for (h, head) in row.chunks_exact_mut(dim).take(a.heads + kv_heads).enumerate() {
+            let block = a.blocks[run.blocks.start + position / BLOCK_TOKENS] as usize;
+            let slot = position % BLOCK_TOKENS;
+            for h in heads.clone() {
+                let head = a.qkv.slice(t * a.stride + h * dim, dim);
+                if h >= first_value {
+                    let panel = (block * kv_heads + h - first_value) * value_panel;
+                    let panel = a.values.slice(panel, value_panel);
+                    cache::store::<S>(panel, wide, slot, (slot * wide, 1), head);
+                    continue;
+                }
                 if let Some([queries, keys]) = a.norms {
-                    normalize_head::<L>(head, if h < a.heads { queries } else { keys }, scratch);
+                    normalize_head::<L>(head, if h < first_key { queries } else { keys }, scratch);
                 }
                 let (low, high) = head[..a.width].split_at_mut(a.width / 2);
                 for ((x, y), (&c, &s)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
                     (*x, *y) = (L::fused(*x, c, -(*y * s)), L::fused(*y, c, *x * s));
                 }
-            }
-            let block = a.blocks[run.blocks.start + position / BLOCK_TOKENS] as usize;
-            let slot = position % BLOCK_TOKENS;
-            for (h, key) in row[a.heads * dim..][..kv_heads * dim].chunks_exact(dim).enumerate() {
-                let panel = a.keys.slice((block * kv_heads + h) * key_panel, key_panel);
-                cache::store::<S>(panel, dim, slot, (slot / 16 * 16 * dim + slot % 16, 16), key);
-            }
-            for (h, value) in row[(a.heads + kv_heads) * dim..].chunks_exact(dim).enumerate() {
-                let panel = a.values.slice((block * kv_heads + h) * value_panel, value_panel);
-                cache::store::<S>(panel, wide, slot, (slot * wide, 1), value);
+                if h >= first_key {
+                    let panel = a.keys.slice((block * kv_heads + h - first_key) * key_panel, key_panel);
+                    cache::store::<S>(panel, dim, slot, (slot / 16 * 16 * dim + slot % 16, 16), head);
+                }
             }
         }
     }
