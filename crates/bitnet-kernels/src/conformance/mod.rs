@@ -253,6 +253,8 @@ fn head_cases(cases: &mut Vec<Case>) {
             cases.push(Case::Head { n, width, vocab, dtype });
         }
     }
+    // Several threads embed as many tokens.
+    cases.push(Case::Head { n: 70, width: 512, vocab: 40, dtype: DType::BF16 });
     for dtype in [DType::Q8_0, DType::Q6K, DType::Q5K, DType::Q4K, DType::Q4_0, DType::Q4_1, DType::Q5_1] {
         cases.push(Case::Head { n: 5, width: 512, vocab: 43, dtype });
     }

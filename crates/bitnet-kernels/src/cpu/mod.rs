@@ -502,23 +502,28 @@ impl Backend for Cpu {
         out: &mut Rows,
     ) -> Result<(), KernelError> {
         assert!(table.shape()[1] == out.width && tokens.len() <= out.rows, "the rows must fit their buffers");
-        for (&token, row) in tokens.iter().zip(out.values.chunks_exact_mut(out.stride)) {
-            let token = token as usize;
-            match table {
-                Table::Dense { weights, .. } => weights.decode_row(token, &mut row[..out.width]),
-                Table::Ternary { weights, rotation } => {
-                    weights.decode_row(token, &mut row[..out.width]);
-                    if let Some(rotation) = rotation {
-                        // SAFETY: `isa` proves the instruction set; rows are padded to whole vectors.
-                        unsafe { (self.isa.kernels().floats.undo)(rotation, row) }
+        let (n, width, stride) = (tokens.len(), out.width, out.stride);
+        let (rows, undo) = (out.values.shared(), self.isa.kernels().floats.undo);
+        self.parallel((n * width / ROW_UNIT).min(n), 0, &|part, parts, _| {
+            for i in share(n, parts, part) {
+                // SAFETY: every row is written by one part.
+                let row = unsafe { rows.slice(i * stride, stride) };
+                let token = tokens[i] as usize;
+                match table {
+                    Table::Dense { weights, .. } => weights.decode_row(token, &mut row[..width]),
+                    Table::Ternary { weights, rotation } => {
+                        weights.decode_row(token, &mut row[..width]);
+                        if let Some(rotation) = rotation {
+                            // SAFETY: `isa` proves the instruction set; rows are padded to whole vectors.
+                            unsafe { undo(rotation, row) }
+                        }
                     }
                 }
+                if factor != 1.0 {
+                    row[..width].iter_mut().for_each(|x| *x *= factor);
+                }
             }
-            if factor != 1.0 {
-                row[..out.width].iter_mut().for_each(|x| *x *= factor);
-            }
-        }
-        Ok(())
+        })
     }
 
     fn norm_quantize(
