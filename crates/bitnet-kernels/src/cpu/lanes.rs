@@ -139,6 +139,12 @@ pub(crate) trait Lanes: Copy {
     /// Shifts the next plane to the lowest bits; the highest bits become unspecified.
     unsafe fn next_plane(codes: Self::Codes) -> Self::Codes;
     unsafe fn zero_part() -> Self::Part;
+    /// Running sums that begin with these, if they have 32 bits.
+    #[inline(always)]
+    unsafe fn begin_with(sums: Self::I) -> Option<Self::Part> {
+        let _ = sums;
+        None
+    }
     /// Adds to every row the dot product of its 4 bytes with the 4 activations at `p`.
     unsafe fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part;
     unsafe fn widen(part: Self::Part) -> Self::I;

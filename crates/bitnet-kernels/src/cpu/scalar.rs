@@ -122,6 +122,7 @@ impl<const ROWS: usize, const TOKENS: usize, const STEPS: usize, const WIDE_CODE
             each(low, high, |low, high| low | (high >> (2 * PLANE) & 3) << 4)
         };
         fn next_plane(codes: Self::Codes) -> Self::Codes = codes.map(|c| c >> 2);
+        fn begin_with(sums: Self::I) -> Option<Self::Part> = Some(sums);
         fn zero_part() -> Self::Part = [0; 16];
         fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
             let quad = p.cast::<[i8; 4]>().read_unaligned();

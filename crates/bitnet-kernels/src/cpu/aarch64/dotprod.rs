@@ -32,6 +32,7 @@ macro_rules! dot_products {
         const BYTE_OFFSET: i32 = 0;
 
         $crate::cpu::lanes::instructions! {
+            fn begin_with(sums: Self::I) -> Option<Self::Part> = Some(sums);
             fn zero_part() -> Self::Part = [vdupq_n_s32(0); 4];
             fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
                 let quad = splat_quad(p);

@@ -30,6 +30,15 @@ impl Ahead {
         unsafe { self.prefetch_few::<L, { usize::MAX }>() }
     }
 
+    /// Prefetches as [`Ahead::prefetch`] does, if a call has one line.
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch_line<L: Lanes>(&mut self) {
+        debug_assert!(self.lines <= 1, "a call must have one line");
+        // SAFETY: the caller keeps the contract of `Lanes`; a prefetch takes any address.
+        unsafe { L::prefetch(self.from) };
+        self.from = self.from.wrapping_add(self.step);
+    }
+
     /// Prefetches as [`Ahead::prefetch`] does, if a call has `MOST` lines at most. A small limit leaves no loop, whose
     /// counters would take registers that the caller's loop needs.
     #[inline(always)]

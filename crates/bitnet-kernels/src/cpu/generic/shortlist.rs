@@ -359,7 +359,7 @@ unsafe fn bound_sixes<L: Lanes>(a: &Bounds<'_>, panel: usize) {
         }
         _ => {}
     }
-    let tiles = all.div_ceil(if L::WIDE_REGISTERS { 8 } else { 4 });
+    let tiles = all.div_ceil(if L::WIDE_REGISTERS { 12 } else { 4 });
     let (groups, end) = (PANEL_ROWS / 16, codes.as_ptr_range().end);
     let step = codes.len().div_ceil(lines * groups * tiles);
     for i in 0..tiles {
@@ -374,7 +374,11 @@ unsafe fn bound_sixes<L: Lanes>(a: &Bounds<'_>, panel: usize) {
                 5 => six_tile::<L, 1, 5>(a, panel, group, tokens.clone(), ahead),
                 6 => six_tile::<L, 1, 6>(a, panel, group, tokens.clone(), ahead),
                 7 => six_tile::<L, 1, 7>(a, panel, group, tokens.clone(), ahead),
-                _ => six_tile::<L, 1, 8>(a, panel, group, tokens.clone(), ahead),
+                8 => six_tile::<L, 1, 8>(a, panel, group, tokens.clone(), ahead),
+                9 => six_tile::<L, 1, 9>(a, panel, group, tokens.clone(), ahead),
+                10 => six_tile::<L, 1, 10>(a, panel, group, tokens.clone(), ahead),
+                11 => six_tile::<L, 1, 11>(a, panel, group, tokens.clone(), ahead),
+                _ => six_tile::<L, 1, 12>(a, panel, group, tokens.clone(), ahead),
             }
         }
     }

@@ -96,7 +96,8 @@ pub(crate) unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
     planes: Planes,
     mut ahead: Ahead,
 ) -> [[L::F; R]; M] {
-    let Planes { mut x, stride, mut sums, sums_stride } = planes;
+    let Planes { mut x, stride, sums, sums_stride } = planes;
+    let mut sums = sums.cast::<i32>();
     let mut totals = [[L::splat(0.0); R]; M];
     for block in panel.chunks_exact(BLOCK_BYTES) {
         let mut large = [L::splat(0.0); R];
@@ -104,12 +105,12 @@ pub(crate) unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
             large[r] = L::load_f16(block[32 * (first + r)..][..32].as_ptr().cast());
         }
         for group in block[LARGE..].chunks_exact(GROUP_BYTES) {
-            let products = group_dots::<L, R, M>(&group[SMALL..], first, (x, stride), &mut ahead);
+            let lines = &group[SMALL..];
+            let products = group_dots::<L, R, M>(lines, first, (x, stride), (sums, sums_stride), &mut ahead);
             for r in 0..R {
                 let scale = L::mul(large[r], L::load_i8(group[16 * (first + r)..][..16].as_ptr().cast()));
                 for m in 0..M {
-                    let product = L::sub(L::to_f32(products[m][r]), L::splat(*sums.add(m * sums_stride)));
-                    totals[m][r] = L::fma(product, scale, totals[m][r]);
+                    totals[m][r] = L::fma(L::to_f32(products[m][r]), scale, totals[m][r]);
                 }
             }
             x = x.add(GROUP);
@@ -119,16 +120,35 @@ pub(crate) unsafe fn dots<L: Lanes, const R: usize, const M: usize>(
     totals
 }
 
-/// The sums of a group: its codes, in `lines`, times `M` planes.
+/// The sums of a group: its codes, in `lines`, times `M` planes, plus what [`group_sums`] has for it.
 #[inline(always)]
 unsafe fn group_dots<L: Lanes, const R: usize, const M: usize>(
     lines: &[u8],
     first: usize,
     (x, stride): (*const i8, usize),
+    (begin, begin_stride): (*const i32, usize),
     ahead: &mut Ahead,
 ) -> [[L::I; R]; M] {
+    // All at once and, in tiles with many planes, without a branch: the products after them stay one block of instructions,
+    // which the compiler then leaves in this order.
+    for _ in 0..QUADS {
+        if R == 1 {
+            ahead.prefetch_line::<L>();
+        } else {
+            ahead.prefetch::<L>();
+        }
+    }
     let mut parts = [[L::zero_part(); R]; M];
     let mut sums = [[L::zero_i(); R]; M];
+    for m in 0..M {
+        let begin = L::splat_i(*begin.add(m * begin_stride));
+        for r in 0..R {
+            match L::begin_with(begin) {
+                Some(part) => parts[m][r] = part,
+                None => sums[m][r] = begin,
+            }
+        }
+    }
     for line in 0..2 {
         for r in 0..R {
             let at = 64 * (first + r);
@@ -149,15 +169,15 @@ unsafe fn group_dots<L: Lanes, const R: usize, const M: usize>(
                 }
             }
         }
-        ahead.prefetch::<L>();
-        ahead.prefetch::<L>();
     }
     sums
 }
 
-/// Sums the groups of a plane, as many times as the value zero has in its code.
+/// Sums the groups of a plane, and makes of each what takes the value zero from the sum of codes. These are i32 in the bits
+/// of f32.
 pub(crate) fn group_sums(plane: &[i8], sums: &mut [f32]) {
     for (group, sum) in plane.chunks_exact(GROUP).zip(sums) {
-        *sum = (ZERO * group.iter().map(|&x| i32::from(x)).sum::<i32>()) as f32;
+        let zeros = -ZERO * group.iter().map(|&x| i32::from(x)).sum::<i32>();
+        *sum = f32::from_bits(zeros.cast_unsigned());
     }
 }

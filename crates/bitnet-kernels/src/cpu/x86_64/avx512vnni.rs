@@ -26,6 +26,7 @@ zmm_lanes!(Avx512Vnni {
     const BYTE_OFFSET: i32 = 128;
 
     instructions! {
+        fn begin_with(sums: Self::I) -> Option<Self::Part> = Some(sums);
         fn zero_part() -> Self::Part = _mm512_setzero_si512();
         fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
             _mm512_dpbusd_epi32(part, codes, _mm512_set1_epi32(p.cast::<i32>().read_unaligned()))

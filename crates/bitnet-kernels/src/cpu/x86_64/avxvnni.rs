@@ -25,6 +25,7 @@ ymm_lanes!(AvxVnni {
     const BYTE_OFFSET: i32 = 128;
 
     instructions! {
+        fn begin_with(sums: Self::I) -> Option<Self::Part> = Some(sums);
         fn zero_part() -> Self::Part = [_mm256_setzero_si256(); 2];
         fn dot(part: Self::Part, codes: Self::Codes, p: *const i8) -> Self::Part = {
             let quad = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
