@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Edits, SamplingParams, Wanted};
+use crate::{Edits, SamplingParams, Wanted, draw::GROUP};
 
 /// A token that is asked for.
 #[derive(Debug, Clone)]
@@ -57,7 +57,14 @@ pub(super) fn most(vocab: usize) -> usize {
     (vocab / 32).max(256).min(vocab)
 }
 
-/// Rows of a table of which only the best lower bound is looked at to find what enough rows reach.
+/// Rows of a panel of which only the best lower bound is looked at to find what enough rows reach.
 pub(super) fn group(vocab: usize) -> usize {
-    vocab.div_ceil(most(vocab))
+    let panels = vocab.div_ceil(GROUP);
+    let parts = (most(vocab) + panels / 2) / panels;
+    GROUP.div_ceil(parts.clamp(1, GROUP))
+}
+
+/// The number of these groups in all panels.
+pub(super) fn groups(vocab: usize) -> usize {
+    vocab.div_ceil(GROUP) * GROUP.div_ceil(group(vocab))
 }

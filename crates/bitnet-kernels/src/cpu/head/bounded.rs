@@ -94,23 +94,39 @@ impl Bounded<'_> {
         }
     }
 
-    /// A logit that `keep` rows that are not `pending` reach, one of each group of `group` rows; `scores` has room for the
-    /// groups. Negative infinity if there are no such rows.
+    /// A logit that `keep` rows that are not `pending` reach, one of each group of `group` rows of a panel; `scores` has room
+    /// for the groups. Negative infinity if there are no such rows.
     pub(super) fn least_of(&self, keep: usize, group: usize, pending: &[u64], scores: &mut Vec<f64>) -> f32 {
         let rows = self.rows(0.0, 1.0);
-        let lower = |id: usize| {
-            if has(pending, id as u32) { f32::NEG_INFINITY } else { rows.lower(id) }
+        let nth = |scores: &mut Vec<f64>| {
+            if scores.len() < keep {
+                return f32::NEG_INFINITY;
+            }
+            *scores.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1 as f32
         };
+        // What enough panels reach rules out the rows of most panels.
+        let panels = || self.best.iter().zip(pending);
         scores.clear();
-        let groups = (0..self.upper.len()).step_by(group);
-        scores.extend(groups.map(|from| {
-            let ids = from..self.upper.len().min(from + group);
-            f64::from(ids.map(lower).fold(f32::NEG_INFINITY, f32::max))
-        }));
-        if scores.len() < keep {
-            return f32::NEG_INFINITY;
+        let unchanged = panels().filter(|(_, pending)| **pending == 0);
+        // A bound that is not a number is none.
+        scores.extend(unchanged.map(|(best, _)| f64::from(best.max(f32::NEG_INFINITY))));
+        let reached = nth(scores);
+        scores.clear();
+        for (panel, (best, &pending)) in panels().enumerate() {
+            if *best < reached {
+                continue;
+            }
+            let (first, rest) = (panel * GROUP, self.upper.len() - panel * GROUP);
+            let low = |row: usize| if row < rest { rows.lower(first + row) } else { f32::NEG_INFINITY };
+            let mut lows: [f32; GROUP] = std::array::from_fn(low);
+            if pending != 0 {
+                let rows = lows.iter_mut().enumerate().filter(|(row, _)| pending >> row & 1 == 1);
+                rows.for_each(|(_, low)| *low = f32::NEG_INFINITY);
+            }
+            let highest = |lows: &[f32]| lows.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            scores.extend(lows.chunks(group).map(|lows| f64::from(highest(lows))));
         }
-        *scores.select_nth_unstable_by(keep - 1, |a, b| b.total_cmp(a)).1 as f32
+        nth(scores).max(reached)
     }
 
     /// Whether the logit of a token may be this or more.

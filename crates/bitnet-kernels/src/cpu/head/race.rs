@@ -2,16 +2,16 @@
 //!
 //! If few tokens are allowed, their logits are computed and decide; a single one needs none. Otherwise the logits have bounds;
 //! where a logit is changed, so are its bounds. First come the logits that may be the highest; with top-k, these decide.
-//! Otherwise those of tokens follow that may arrive before all others, given their arrival times; then, with top-p, what all
-//! tokens add to the weight before and after the first to arrive says between two bounds whether it is kept. If it is not
-//! kept, neither are the tokens after it in the order, and the race is run again without them. If bounds leave it open, those
-//! logits are computed that make the bounds narrow enough, as the middle of the bounds predicts, widest first; if these are
-//! most of the row, all are.
+//! Otherwise those of tokens come with them that may arrive before all others, given their arrival times; then, with top-p,
+//! what all tokens add to the weight before and after the first to arrive says between two bounds whether it is kept. If it is
+//! not kept, neither are the tokens after it in the order, and the race is run again without them. If bounds leave it open,
+//! those logits are computed that make the bounds narrow enough, as the middle of the bounds predicts, widest first; if these
+//! are most of the row, all are.
 
 use std::sync::Mutex;
 
 use super::{
-    ask::{Ask, group, most},
+    ask::{Ask, group, groups, most},
     bounded::{Bounded, add, drop_from, has, tokens_of},
 };
 use crate::{
@@ -47,11 +47,11 @@ pub(super) enum Next {
 enum Step {
     /// Choose the logits of all allowed tokens.
     Allowed,
-    /// Choose the logits that may be the highest.
+    /// Choose the logits that may be the highest, and with them, if that needs no logit, the tokens that may arrive first.
     Highest,
     /// Decide among the highest logits.
     List,
-    /// Choose the tokens that may arrive first.
+    /// Choose the tokens that may arrive first, without those that are cut.
     Contenders,
     /// Decide.
     Judge,
@@ -81,6 +81,7 @@ pub(super) struct Race {
     scores: Vec<f64>,
     /// `-ln` of the first arrival of each group.
     firsts: Vec<f32>,
+    /// The highest logit; until the first logits are computed, one that it reaches.
     max: f32,
     /// One divided by the temperature.
     inverse: f64,
@@ -110,7 +111,7 @@ impl Race {
             arrivals: Arrivals::new(0, 0, 0),
             step: Step::Highest,
             logits: Vec::with_capacity(2 * room),
-            scores: Vec::with_capacity(room),
+            scores: Vec::with_capacity(room.max(groups(vocab))),
             firsts: Vec::with_capacity(vocab.div_ceil(4 * GROUP) * 4),
             max: f32::NEG_INFINITY,
             inverse: 1.0,
@@ -123,9 +124,10 @@ impl Race {
 
     /// Bytes of [`Race::with_room`], behind its lock.
     pub(super) fn bytes(vocab: usize) -> usize {
-        let chosen = size_of::<u32>() + size_of::<f64>() + 2 * size_of::<(u32, f32)>();
+        let room = most(vocab) + 1;
         size_of::<Mutex<Self>>()
-            + (most(vocab) + 1) * chosen
+            + room * (size_of::<u32>() + 2 * size_of::<(u32, f32)>())
+            + room.max(groups(vocab)) * size_of::<f64>()
             + 3 * vocab.div_ceil(GROUP) * size_of::<u64>()
             + vocab.div_ceil(4 * GROUP) * 4 * size_of::<f32>()
     }
@@ -181,16 +183,22 @@ impl Race {
                     !self.ids.is_empty()
                 }
                 Step::Highest => {
-                    let few = self.ask.params.is_greedy() || self.ask.params.top_k > 0;
-                    self.step = if few { Step::List } else { Step::Contenders };
+                    let params = &self.ask.params;
+                    self.step = if params.is_greedy() || params.top_k > 0 {
+                        Step::List
+                    } else if params.min_p > 0.0 {
+                        // What is kept depends on the highest logit.
+                        Step::Contenders
+                    } else {
+                        Step::Judge
+                    };
                     self.make_sets(b);
-                    self.choose_highest(b)
+                    self.choose_highest(b) && (self.step != Step::Judge || self.choose_contenders(b))
                 }
                 Step::List => return self.decide(),
                 Step::Contenders => {
                     self.step = Step::Judge;
-                    self.races += 1;
-                    self.races <= MAX_RACES && self.choose_contenders(b)
+                    self.choose_contenders(b)
                 }
                 Step::Judge => match self.judge(b) {
                     Some(next) => return next,
@@ -258,6 +266,7 @@ impl Race {
         if least == f32::NEG_INFINITY {
             return false;
         }
+        self.max = least;
         let room = most(vocab);
         for ((from, uppers), &high) in (0..).step_by(GROUP).zip(b.upper.chunks(GROUP)).zip(&*b.high) {
             // A NaN bound rules out nothing.
@@ -306,13 +315,28 @@ impl Race {
         self.first_to_arrive().map_or(Next::All, |(id, ..)| Next::Nothing(id))
     }
 
-    /// Chooses all tokens that may arrive before those whose logits are known; false if they are too many.
+    /// Adds all tokens to `ids` that may arrive before these and before those whose logits are known; false if they are too
+    /// many, or after too many races.
     ///
     /// The score of a token is `(logit - max) / temperature - ln(time)`, the logarithm of what the rule compares.
     fn choose_contenders(&mut self, b: &Bounded<'_>) -> bool {
+        self.races += 1;
+        if self.races > MAX_RACES {
+            return false;
+        }
         self.find_firsts(b.high.len());
         let mut bar = self.first_to_arrive().map_or(f64::NEG_INFINITY, |(_, _, score)| score);
-        let (kept_for_sure, floor) = self.kept();
+        let (kept_for_sure, floor) = self.kept(b);
+        let highest = self.ids.len();
+        for &id in &self.ids {
+            let (group, id) = (id as usize / GROUP, id as usize);
+            let lower = self.lower(id, b);
+            if lower > kept_for_sure {
+                let first = self.arrivals.firsts(group / 4)[group % 4];
+                let time = self.arrivals.of(id, first, self.arrivals.member(group));
+                bar = bar.max(self.scaled(lower) - f64::from(time).ln());
+            }
+        }
         // The group that promises most sets a high bar for all others.
         let promise = |group: usize| self.scaled(b.high[group]) + f64::from(self.firsts[group]);
         let groups = 0..b.high.len();
@@ -329,9 +353,21 @@ impl Race {
                 return false;
             }
         }
-        let mut scores = self.scores.iter();
-        self.ids.retain(|_| scores.next().is_none_or(|score| *score >= bar - MARGIN));
+        let mut kept = highest;
+        for (i, score) in (highest..).zip(&self.scores) {
+            if *score >= bar - MARGIN {
+                self.ids[kept] = self.ids[i];
+                kept += 1;
+            }
+        }
+        self.ids.truncate(kept);
         true
+    }
+
+    /// A lower bound of a logit; negative infinity if the logit is changed, because the bound is not that of a changed one.
+    fn lower(&self, id: usize, b: &Bounded<'_>) -> f32 {
+        let rows = b.rows(self.max, self.ask.params.temperature);
+        if has(&self.pending, id as u32) { f32::NEG_INFINITY } else { rows.lower(id) }
     }
 
     /// Chooses tokens of one group that may score `bar`, and raises it.
@@ -342,7 +378,6 @@ impl Race {
         (kept_for_sure, floor): (f32, f32),
         bar: &mut f64,
     ) -> bool {
-        let rows = b.rows(self.max, self.ask.params.temperature);
         let first = self.arrivals.firsts(group / 4)[group % 4];
         let member = self.arrivals.member(group);
         let ids = group * GROUP..b.upper.len().min((group + 1) * GROUP);
@@ -350,7 +385,8 @@ impl Race {
         let mut least = floor.max(self.logit_of(*bar - latest));
         for id in ids {
             let upper = b.upper[id];
-            if upper < least {
+            // Those that may be the highest have been chosen.
+            if upper < least || upper >= self.max || upper.is_nan() {
                 continue;
             }
             let scaled = self.scaled(upper);
@@ -363,8 +399,7 @@ impl Race {
             }
             self.ids.push(id as u32);
             self.scores.push(scaled - late);
-            // The lower bound is not that of a changed logit.
-            let lower = if has(&self.pending, id as u32) { f32::NEG_INFINITY } else { rows.lower(id) };
+            let lower = self.lower(id, b);
             if lower > kept_for_sure {
                 *bar = bar.max(self.scaled(lower) - late);
                 least = floor.max(self.logit_of(*bar - latest));
@@ -396,13 +431,16 @@ impl Race {
     }
 
     /// The logit above which a token is certainly kept, as far as is known, and the one below which it is certainly not.
-    fn kept(&self) -> (f32, f32) {
+    fn kept(&self, b: &Bounded<'_>) -> (f32, f32) {
         let SamplingParams { temperature, min_p, .. } = self.ask.params;
         let temperature = f64::from(temperature);
-        let max = f64::from(self.max);
-        let slack = 1e-4 * temperature + 1e-5 * max.abs();
-        let [sure, floor] = kept_below(min_p).map(|below| max - temperature * below);
-        let (sure, floor) = ((sure + slack) as f32, (floor - slack) as f32);
+        // Before the highest logit is known, it is between two bounds. A NaN bound rules out nothing.
+        let most = |most: f32, &high: &f32| if high.is_nan() { f32::INFINITY } else { most.max(high) };
+        let most = if self.logits.is_empty() { b.high.iter().fold(self.max, most) } else { self.max };
+        let [sure, floor] = kept_below(min_p).map(|below| temperature * below);
+        let slack = |max: f32| 1e-4 * temperature + 1e-5 * f64::from(max.abs());
+        let sure = (f64::from(most) - sure + slack(most)) as f32;
+        let floor = (f64::from(self.max) - floor - slack(self.max)) as f32;
         (sure.max(self.cut_logit), floor.max(self.cut_logit))
     }
 
