@@ -21,10 +21,10 @@ impl Ask {
         Ask { params, changes: 0..0, mask: None }
     }
 
-    /// The token that `wanted` asks for, unless the highest logit decides.
+    /// The token that `wanted` asks for, if it asks for one.
     pub(super) fn of(wanted: &Wanted) -> Option<Ask> {
         match *wanted {
-            Wanted::Token(params) if !params.is_greedy() => Some(Ask::plain(params)),
+            Wanted::Token(params) => Some(Ask::plain(params)),
             Wanted::Changed { params, from, to, mask } => {
                 let mask = mask.map(|at| at as usize);
                 Some(Ask { params, changes: from as usize..to as usize, mask })
