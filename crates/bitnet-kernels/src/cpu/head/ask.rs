@@ -57,14 +57,10 @@ pub(super) fn most(vocab: usize) -> usize {
     (vocab / 32).max(256).min(vocab)
 }
 
-/// Rows of a panel of which only the best lower bound is looked at to find what enough rows reach.
+/// How many rows of a panel count with the best of their lower bounds where the threshold of top-k is sought. There are at
+/// most half a group a panel more than [`most`].
 pub(super) fn group(vocab: usize) -> usize {
     let panels = vocab.div_ceil(GROUP);
     let parts = (most(vocab) + panels / 2) / panels;
     GROUP.div_ceil(parts.clamp(1, GROUP))
-}
-
-/// The number of these groups in all panels.
-pub(super) fn groups(vocab: usize) -> usize {
-    vocab.div_ceil(GROUP) * GROUP.div_ceil(group(vocab))
 }

@@ -2,16 +2,16 @@
 //!
 //! If few tokens are allowed, their logits are computed and decide; a single one needs none. Otherwise the logits have bounds;
 //! where a logit is changed, so are its bounds. First come the logits that may be the highest; with top-k, these decide.
-//! Otherwise those of tokens come with them that may arrive before all others, given their arrival times; then, with top-p,
-//! what all tokens add to the weight before and after the first to arrive says between two bounds whether it is kept. If it is
-//! not kept, neither are the tokens after it in the order, and the race is run again without them. If bounds leave it open,
-//! those logits are computed that make the bounds narrow enough, as the middle of the bounds predicts, widest first; if these
-//! are most of the row, all are.
+//! Otherwise the tokens come with them that may arrive before all others, given their arrival times; with min-p, or where
+//! bounds are far apart, these come after them. Then, with top-p, what all tokens add to the weight before and after the
+//! first to arrive says between two bounds whether it is kept. If it is not kept, neither are the tokens after it in the
+//! order, and the race is run again without them. If bounds leave it open, those logits are computed that make the bounds
+//! narrow enough, as the middle of the bounds predicts, widest first; if these are most of the row, all are.
 
 use std::sync::Mutex;
 
 use super::{
-    ask::{Ask, group, groups, most},
+    ask::{Ask, group, most},
     bounded::{Bounded, add, drop_from, has, tokens_of},
 };
 use crate::{
@@ -47,7 +47,7 @@ pub(super) enum Next {
 enum Step {
     /// Choose the logits of all allowed tokens.
     Allowed,
-    /// Choose the logits that may be the highest, and with them, if that needs no logit, the tokens that may arrive first.
+    /// Choose the logits that may be the highest, and with them the tokens that may arrive first, if bounds can tell which.
     Highest,
     /// Decide among the highest logits.
     List,
@@ -77,7 +77,7 @@ pub(super) struct Race {
     step: Step,
     /// What has been computed.
     logits: Vec<(u32, f32)>,
-    /// Upper bounds of the scores of `ids`.
+    /// Upper bounds of the scores of the last of `ids`, or other numbers to choose by.
     scores: Vec<f64>,
     /// `-ln` of the first arrival of each group.
     firsts: Vec<f32>,
@@ -111,7 +111,7 @@ impl Race {
             arrivals: Arrivals::new(0, 0, 0),
             step: Step::Highest,
             logits: Vec::with_capacity(2 * room),
-            scores: Vec::with_capacity(room.max(groups(vocab))),
+            scores: Vec::with_capacity(room + vocab.div_ceil(2 * GROUP)),
             firsts: Vec::with_capacity(vocab.div_ceil(4 * GROUP) * 4),
             max: f32::NEG_INFINITY,
             inverse: 1.0,
@@ -127,7 +127,7 @@ impl Race {
         let room = most(vocab) + 1;
         size_of::<Mutex<Self>>()
             + room * (size_of::<u32>() + 2 * size_of::<(u32, f32)>())
-            + room.max(groups(vocab)) * size_of::<f64>()
+            + (room + vocab.div_ceil(2 * GROUP)) * size_of::<f64>()
             + 3 * vocab.div_ceil(GROUP) * size_of::<u64>()
             + vocab.div_ceil(4 * GROUP) * 4 * size_of::<f32>()
     }
@@ -183,17 +183,16 @@ impl Race {
                     !self.ids.is_empty()
                 }
                 Step::Highest => {
-                    let params = &self.ask.params;
-                    self.step = if params.is_greedy() || params.top_k > 0 {
-                        Step::List
-                    } else if params.min_p > 0.0 {
-                        // What is kept depends on the highest logit.
-                        Step::Contenders
-                    } else {
-                        Step::Judge
-                    };
+                    let few = self.ask.params.is_greedy() || self.ask.params.top_k > 0;
+                    self.step = if few { Step::List } else { Step::Contenders };
                     self.make_sets(b);
-                    self.choose_highest(b) && (self.step != Step::Judge || self.choose_contenders(b))
+                    let chosen = self.choose_highest(b);
+                    if !few && chosen && self.can_rank(b) {
+                        self.step = Step::Judge;
+                        self.choose_contenders(b)
+                    } else {
+                        chosen
+                    }
                 }
                 Step::List => return self.decide(),
                 Step::Contenders => {
@@ -315,8 +314,15 @@ impl Race {
         self.first_to_arrive().map_or(Next::All, |(id, ..)| Next::Nothing(id))
     }
 
-    /// Adds all tokens to `ids` that may arrive before these and before those whose logits are known; false if they are too
-    /// many, or after too many races.
+    /// Whether bounds are close enough to choose contenders before the highest logit is known: whether what is certain to
+    /// be kept has a lower bound.
+    fn can_rank(&self, b: &Bounded<'_>) -> bool {
+        // Where min-p cuts near the highest logit, contenders would be many.
+        self.ask.params.min_p == 0.0 && self.kept(b).0 < self.max
+    }
+
+    /// Adds the tokens to `ids` that may arrive before those that are in it and those whose logits are known; false if they
+    /// are too many, or after too many races.
     ///
     /// The score of a token is `(logit - max) / temperature - ln(time)`, the logarithm of what the rule compares.
     fn choose_contenders(&mut self, b: &Bounded<'_>) -> bool {
