@@ -81,6 +81,11 @@ fn a_batch_ended_by_any_signal_in_any_phase_continues_byte_for_byte() {
             let kept = fs::read_to_string(kept).unwrap_or_default();
             assert!(want.starts_with(&kept), "{signal}, {phase:?}");
             assert!(output.exists() || !kept.is_empty() || !matches!(phase, Phase::Answered(_)), "{signal}");
+            // A run that ended before its signal leaves nothing to do; the next phase begins anew.
+            if output.exists() {
+                assert_eq!(kept, want, "{signal}, {phase:?}");
+                fs::remove_file(&output).unwrap();
+            }
         }
         if !output.exists() {
             assert!(start(&input, &output).wait().unwrap().success(), "{signal}");
@@ -88,8 +93,7 @@ fn a_batch_ended_by_any_signal_in_any_phase_continues_byte_for_byte() {
         assert_eq!(fs::read_to_string(&output).unwrap(), want, "{signal}");
         assert!(!partial.exists());
     }
-    // On a busy machine, a run may end before its signal comes.
-    assert!(ended >= 2 * signals::SIGNALS.len() + 2, "{ended} runs were ended by a signal");
+    assert!(ended >= 3 * signals::SIGNALS.len() + 3, "{ended} runs were ended by a signal");
 }
 
 #[cfg(target_os = "linux")]
