@@ -92,6 +92,7 @@ fn tokens_drawn_from_bounds_are_those_drawn_from_all_logits_on_any_isa() {
     let source = Synthetic::of(ModelSpec { vocab: 32_001, ..tiny.spec().clone() });
     let open = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
     let asks = [
+        SamplingParams::GREEDY,
         open,
         SamplingParams { temperature: 0.05, ..open },
         SamplingParams { temperature: 5.0, ..open },

@@ -628,8 +628,9 @@ pub struct BenchArgs {
     /// after a restart from a folder for the cache
     #[arg(long, value_name = "N", conflicts_with = "url", group = "kept", value_parser = clap::value_parser!(u32).range(65..).map(|n| n as usize))]
     pub restart: Option<usize>,
-    /// Measure instead what a folder for the cache costs: 8 sequences decode while a prompt of N tokens that is in no cache
-    /// is computed and then written, each with and without a folder, --runs times
+    /// Measure instead what a folder for the cache costs: prompts of N tokens that are in no cache are computed with and
+    /// without a folder, --runs times in turns, and then 8 sequences decode --decode tokens each while such a prompt is
+    /// written
     #[arg(long, value_name = "N", conflicts_with = "url", group = "kept", value_parser = clap::value_parser!(u32).range(65..).map(|n| n as usize))]
     pub keep: Option<usize>,
     /// Where to make that folder, which is removed again [default: where the system has temporary files]

@@ -34,12 +34,15 @@ use crate::schedule::{Begun, Part, PartKind, Places, Scheduler, Wish};
 const PATIENCE: u64 = 2_000_000;
 /// Bytes that may be copied out for each microsecond of a step: one part in a hundred of a copy's usual speed.
 const OUT_PER_MICRO: usize = 40;
+/// The same for each core. To copy a gigabyte, hash it and hand it to the system takes 1 to 2 s of a core, so that is one
+/// or two parts in a hundred of what the cores do.
+const OUT_PER_CORE: usize = 10;
 /// Bytes that may be copied in between two steps for each microsecond of the last one: a tenth.
 const IN_PER_MICRO: usize = 400;
 /// Bytes copied in or out between two looks at new requests while nothing runs.
 const IDLE: usize = 256 << 20;
 /// Bytes that may be copied out at once after long steps.
-const MOST_CREDIT: usize = 64 << 20;
+const MOST_CREDIT: usize = 16 << 20;
 
 /// The cache in a model's memory, as a tier reads and writes it. Each call returns whether it succeeded.
 pub trait CacheAccess {
@@ -61,6 +64,8 @@ pub struct Tier {
     /// Texts for which parts were read but which still wait for a place, and the number of blocks.
     loaded: Vec<(Wish, usize)>,
     next_number: u64,
+    /// Cores that copy, write and compute.
+    cores: usize,
     /// Bytes that may be copied out while sequences run.
     credit: usize,
     /// Microseconds of the last step.
@@ -136,6 +141,7 @@ impl Tier {
             wishes: Vec::new(),
             loaded: Vec::new(),
             next_number: 0,
+            cores: 1,
             credit: 0,
             last_step: 0,
             answered: 0,
@@ -146,6 +152,12 @@ impl Tier {
             counts: TierCounts::default(),
             copies: Vec::new(),
         }
+    }
+
+    /// The same tier on a machine with this many cores: the more there are, the more may be written beside the steps.
+    #[must_use]
+    pub fn on_cores(self, cores: usize) -> Tier {
+        Tier { cores, ..self }
     }
 
     /// The same tier, which uses up to this many bytes of the model's memory once while nothing runs, so that parts are
@@ -205,7 +217,7 @@ impl Tier {
     pub fn after_step(&mut self, micros: u64) {
         self.last_step = micros;
         let most = MOST_CREDIT.max(self.bytes.block).max(self.bytes.state);
-        let more = (micros as usize).saturating_mul(OUT_PER_MICRO);
+        let more = (micros as usize).saturating_mul(OUT_PER_MICRO.min(OUT_PER_CORE * self.cores));
         self.credit = self.credit.saturating_add(more).min(most);
     }
 

@@ -1,13 +1,14 @@
-//! `bench --keep N`: what keeping the cache in a folder costs. While sequences decode, a prompt of N tokens is computed that is
-//! in no cache; when it ends, its parts are written beside the others' steps. The same without a folder is the measure, and so
-//! is the time for as many tokens afterwards, because a machine may get slower or faster from one engine to the next.
+//! `bench --keep N`: what keeping the cache in a folder costs. Prompts of N tokens that are in no cache are computed in turns
+//! by an engine without a folder and by one that looks for them in its folder in vain. Then sequences decode while the parts
+//! of such a prompt are written. The steps during which this happens are compared with those around them, because a machine
+//! may get slower or faster from one second to the next.
 
 use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{Engine, RequestHandle, Update};
+use bitnet::inference::{Engine, RequestHandle, TierCounts, Update};
 use serde::Serialize;
 
 use super::folder;
@@ -23,135 +24,211 @@ const STREAMS: usize = 8;
 const SHORT: usize = 16;
 /// How often to count tokens: a small part of a step.
 const LOOK: Duration = Duration::from_millis(1);
+/// An idle engine that writes and prepares nothing for this long is at rest.
+const REST: Duration = Duration::from_millis(300);
+/// Steps before and after one with which it is compared.
+const AROUND: usize = 4;
 
 #[derive(Debug, Serialize)]
 struct Keep {
     model: String,
     kv: String,
     prompt_tokens: usize,
+    prompts: Vec<Pair>,
+    /// The median of `without_seconds / with_seconds`: 1 if looking in vain costs nothing.
+    prompt_ratio: Option<f64>,
     streams: usize,
-    decode_tokens: usize,
-    /// In the order in which they were measured.
-    runs: Vec<Run>,
-    /// Time of the prompt without a folder over that with one, of all runs: 1 if looking in vain costs nothing.
-    prompt_ratio: f64,
-    /// The time of decoding afterwards over that of decoding while parts are written, as a part of what it is without a
-    /// folder: 1 if writing costs nothing.
-    decode_ratio: f64,
-    written_bytes: u64,
+    decode: Decode,
 }
 
-/// One engine.
+/// As many new tokens computed by both engines, in seconds.
 #[derive(Debug, Serialize)]
-struct Run {
-    folder: bool,
-    /// From the submission of the prompt to its end, while the others decode.
-    prompt_seconds: f64,
-    /// All sequences together, after the end of the prompt.
-    decode_seconds: f64,
-    decode_tok_s: f64,
-    /// Bytes of parts written meanwhile.
+struct Pair {
+    without_seconds: f64,
+    with_seconds: f64,
+}
+
+/// Decoding while parts are written. What is `None` was not measured, because nothing was written, or in every step.
+#[derive(Debug, Default, Serialize)]
+struct Decode {
+    /// Steps from the first to the last during which a part was copied or written, and how many such there were.
+    steps: usize,
+    writing_steps: usize,
     written_bytes: u64,
-    /// As many tokens once more.
-    later_seconds: f64,
-    /// Bytes of parts that were written only then.
-    later_bytes: u64,
+    /// The median time of the other steps.
+    step_seconds: Option<f64>,
+    /// How much longer than the other steps around them those are: median and mean.
+    longer_median_seconds: Option<f64>,
+    longer_mean_seconds: Option<f64>,
+    /// How long the engine itself copies in such a step, a part of the above.
+    copy_seconds: Option<f64>,
+    /// The speed of decoding, as a part of what it would be if all steps were as those that write nothing.
+    ratio: Option<f64>,
 }
 
 pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliError> {
-    let mut kv = String::new();
-    let mut runs = Vec::new();
-    // A machine that gets slower or faster from run to run favours neither.
-    let orders = [[false, true], [true, false]].into_iter().cycle();
-    for with_folder in orders.take(args.runs.into()).flatten() {
-        let place = with_folder.then(|| folder::make(args)).transpose()?;
-        let model = folder::start(common, args, STREAMS + 1, place.as_ref().map(|place| place.path()))?;
-        model.engine().backend().kv.clone_into(&mut kv);
-        runs.push(measure(model.engine(), args, tokens)?);
-        model.engine().shutdown(Duration::ZERO);
+    let place = folder::make(args)?;
+    let without = folder::start(common, args, STREAMS + 1, None)?;
+    let with = folder::start(common, args, STREAMS + 1, Some(place.path()))?;
+    let (without, with) = (without.engine(), with.engine());
+    let prompt = |engine, run| -> Result<f64, CliError> {
+        rest(with);
+        let begun = Instant::now();
+        let mut prompt = submit(engine, STREAMS + 1 + run, tokens, 1)?;
+        while prompt.recv().is_some() {}
+        Ok(begun.elapsed().as_secs_f64())
+    };
+    let mut prompts = Vec::new();
+    for run in 0..usize::from(args.runs) {
+        // A machine that gets slower or faster favours neither.
+        let (without_seconds, with_seconds) = if run % 2 == 0 {
+            let first = prompt(without, run)?;
+            (first, prompt(with, run)?)
+        } else {
+            let first = prompt(with, run)?;
+            (prompt(without, run)?, first)
+        };
+        prompts.push(Pair { without_seconds, with_seconds });
     }
-    let sum =
-        |folder, of: fn(&Run) -> f64| runs.iter().filter(|run| run.folder == folder).map(of).sum::<f64>();
-    let ratio = |of| sum(false, of) / sum(true, of);
+    rest(with);
+    let ratios = prompts.iter().map(|pair| pair.without_seconds / pair.with_seconds);
     let report = Keep {
         model: args.model.clone().unwrap_or_default(),
-        kv,
+        kv: with.backend().kv.to_owned(),
         prompt_tokens: tokens,
+        prompt_ratio: median(ratios.collect()),
+        prompts,
         streams: STREAMS,
-        decode_tokens: args.decode,
-        prompt_ratio: ratio(|run| run.prompt_seconds),
-        decode_ratio: ratio(|run| run.decode_seconds) / ratio(|run| run.later_seconds),
-        written_bytes: runs.iter().map(|run| run.written_bytes).sum(),
-        runs,
+        decode: compare(&decode(with, args.decode, tokens)?),
     };
+    with.shutdown(Duration::ZERO);
+    without.shutdown(Duration::ZERO);
     if args.json { output::json(&report) } else { print(&report) }
 }
 
 fn print(report: &Keep) -> Result<(), CliError> {
-    for Run {
-        folder,
-        prompt_seconds,
-        decode_tok_s,
-        written_bytes,
-        decode_seconds,
-        later_seconds,
-        later_bytes,
-    } in &report.runs
-    {
-        let (with, written) =
-            (if *folder { "with a folder" } else { "without" }, *written_bytes as f64 / 1e9);
-        output::line(format_args!(
-            "{with}: prompt of {} tokens in {prompt_seconds:.2} s; then {} sequences {decode_tok_s:.2} tokens/s, \
-             {written:.2} GB written; then {:.2} tokens/s, {:.2} GB",
-            report.prompt_tokens,
-            report.streams,
-            decode_tok_s * decode_seconds / later_seconds,
-            *later_bytes as f64 / 1e9,
-        ))?;
-    }
+    let Keep { prompt_tokens, prompts, prompt_ratio, streams, decode, .. } = report;
+    let unknown = || "unknown".to_owned();
+    let ratio = |ratio: Option<f64>| ratio.map_or_else(unknown, |ratio| format!("{ratio:.4}"));
     output::line(format_args!(
-        "speed with a folder over that without: prompt {:.4}, decode while {:.2} GB were written {:.4}",
-        report.prompt_ratio,
-        report.written_bytes as f64 / 1e9,
-        report.decode_ratio,
+        "{} prompts of {prompt_tokens} tokens that are in no folder: speed with a folder over that without {}",
+        prompts.len(),
+        ratio(*prompt_ratio),
+    ))?;
+    let Decode { steps, writing_steps, written_bytes, .. } = decode;
+    let ms =
+        |seconds: Option<f64>| seconds.map_or_else(unknown, |seconds| format!("{:.2} ms", seconds * 1e3));
+    output::line(format_args!(
+        "{streams} sequences while {:.2} GB are written: {writing_steps} of {steps} steps write, and take {} longer \
+         (median {}; {} of it copying) than the {} of those around; speed over that without writing {}",
+        *written_bytes as f64 / 1e9,
+        ms(decode.longer_mean_seconds),
+        ms(decode.longer_median_seconds),
+        ms(decode.copy_seconds),
+        ms(decode.step_seconds),
+        ratio(decode.ratio),
     ))
 }
 
-fn measure(engine: &Engine, args: &BenchArgs, tokens: usize) -> Result<Run, CliError> {
+/// A step of the streams, and what was copied and written during it.
+struct Step {
+    seconds: f64,
+    copy_micros: u64,
+    written_bytes: u64,
+}
+
+impl Step {
+    fn writes(&self) -> bool {
+        self.copy_micros > 0 || self.written_bytes > 0
+    }
+}
+
+/// Decodes with all streams: this many steps after a prompt has ended, whose parts are then written.
+fn decode(engine: &Engine, steps: usize, tokens: usize) -> Result<Vec<Step>, CliError> {
     // While the prompt is computed, the sequences decode as well.
-    let most = 2 * args.decode + tokens / 8 + 256;
-    let submit = |number, tokens, most| -> Result<RequestHandle, CliError> {
-        let request = folder::request(engine, number, tokens, most, "--keep")?;
-        engine.submit(request).map_err(|e| CliError::refused(e, "bench", "report this"))
-    };
-    let handles = (1..=STREAMS).map(|number| submit(number, SHORT, most)).collect::<Result<_, _>>()?;
+    let most = steps + tokens / 8 + 256;
+    let handles =
+        (1..=STREAMS).map(|number| submit(engine, number, SHORT, most)).collect::<Result<_, _>>()?;
     let mut streams = Streams { handles, tokens: 0 };
     streams.decode(STREAMS)?;
-    let begun = Instant::now();
-    let mut prompt = submit(0, tokens, 1)?;
+    let mut prompt = submit(engine, 0, tokens, 1)?;
     while take(&mut prompt)?.is_some() {
         streams.take()?;
         sleep(LOOK);
     }
-    let prompt_seconds = begun.elapsed().as_secs_f64();
-    let shelf = || engine.status().tier.map(|tier| tier.shelf.written_bytes);
-    let mut decode = || -> Result<(usize, f64, u64), CliError> {
-        let (before, begun, tokens) = (shelf(), Instant::now(), streams.tokens);
-        streams.decode(tokens + STREAMS * args.decode)?;
-        let written = shelf().unwrap_or(0) - before.unwrap_or(0);
-        Ok((streams.tokens - tokens, begun.elapsed().as_secs_f64(), written))
+    // The first ends a step that has begun before.
+    let first = streams.tokens + STREAMS;
+    streams.decode(first)?;
+    let mut done = Vec::new();
+    let (mut begun, mut before) = (Instant::now(), counts(engine));
+    for step in 1..=steps {
+        streams.decode(first + step * STREAMS)?;
+        let (ended, after) = (Instant::now(), counts(engine));
+        done.push(Step {
+            seconds: (ended - begun).as_secs_f64(),
+            copy_micros: after.out_micros - before.out_micros,
+            written_bytes: after.shelf.written_bytes - before.shelf.written_bytes,
+        });
+        (begun, before) = (ended, after);
+    }
+    Ok(done)
+}
+
+/// Compares each step that writes with those around it that do not.
+fn compare(steps: &[Step]) -> Decode {
+    let Some(first) = steps.iter().position(Step::writes) else { return Decode::default() };
+    let last = steps.iter().rposition(Step::writes).unwrap_or(first);
+    let writing: Vec<usize> = (first..=last).filter(|&at| steps[at].writes()).collect();
+    let others = |from: usize, to: usize| {
+        let near = steps[from..to.min(steps.len())].iter().filter(|step| !step.writes());
+        median(near.map(|step| step.seconds).collect())
     };
-    let (tokens, decode_seconds, written_bytes) = decode()?;
-    let (later_tokens, later_seconds, later_bytes) = decode()?;
-    Ok(Run {
-        folder: shelf().is_some(),
-        prompt_seconds,
-        decode_seconds,
-        decode_tok_s: tokens as f64 / decode_seconds,
-        written_bytes,
-        later_seconds: later_seconds * tokens as f64 / later_tokens as f64,
-        later_bytes,
-    })
+    let longer = writing.iter().map(|&at| {
+        let around = others(at.saturating_sub(AROUND), at + AROUND + 1)?;
+        Some(steps[at].seconds - around)
+    });
+    let longer: Option<Vec<f64>> = longer.collect();
+    let count = writing.len() as f64;
+    let copied: u64 = writing.iter().map(|&at| steps[at].copy_micros).sum();
+    let sum = longer.as_ref().map(|longer| longer.iter().sum::<f64>());
+    let all: f64 = steps[first..=last].iter().map(|step| step.seconds).sum();
+    Decode {
+        steps: last + 1 - first,
+        writing_steps: writing.len(),
+        written_bytes: writing.iter().map(|&at| steps[at].written_bytes).sum(),
+        step_seconds: others(first, last + 1),
+        longer_median_seconds: longer.and_then(median),
+        longer_mean_seconds: sum.map(|sum| sum / count),
+        copy_seconds: Some(copied as f64 / 1e6 / count),
+        ratio: sum.map(|sum| 1.0 - sum / all),
+    }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+fn counts(engine: &Engine) -> TierCounts {
+    engine.status().tier.unwrap_or_default()
+}
+
+/// Waits until an idle engine writes nothing and prepares no memory.
+fn rest(engine: &Engine) {
+    let work = || {
+        let counts = counts(engine);
+        (counts.prepared_bytes, counts.shelf.written_bytes)
+    };
+    let mut before = None;
+    while before != Some(work()) {
+        before = Some(work());
+        sleep(REST);
+    }
+}
+
+fn submit(engine: &Engine, number: usize, tokens: usize, most: usize) -> Result<RequestHandle, CliError> {
+    let request = folder::request(engine, number, tokens, most, "--keep")?;
+    engine.submit(request).map_err(|e| CliError::refused(e, "bench", "report this"))
 }
 
 /// Sequences that decode, and how many tokens they have decoded.

@@ -187,12 +187,10 @@ impl Race {
                     self.step = if few { Step::List } else { Step::Contenders };
                     self.make_sets(b);
                     let chosen = self.choose_highest(b);
-                    if !few && chosen && self.can_rank(b) {
-                        self.step = Step::Judge;
-                        self.choose_contenders(b)
-                    } else {
-                        chosen
+                    if chosen && !few && self.can_rank(b) {
+                        continue;
                     }
+                    chosen
                 }
                 Step::List => return self.decide(),
                 Step::Contenders => {
@@ -359,14 +357,8 @@ impl Race {
                 return false;
             }
         }
-        let mut kept = highest;
-        for (i, score) in (highest..).zip(&self.scores) {
-            if *score >= bar - MARGIN {
-                self.ids[kept] = self.ids[i];
-                kept += 1;
-            }
-        }
-        self.ids.truncate(kept);
+        let mut scores = std::iter::repeat_n(&f64::INFINITY, highest).chain(&self.scores);
+        self.ids.retain(|_| scores.next().is_none_or(|score| *score >= bar - MARGIN));
         true
     }
 
