@@ -5,8 +5,12 @@ use std::sync::Arc;
 use bitnet_inference::{
     Completion, Constraint, ConstraintError, Engine, EngineConfig, GenerationConfig, Request, TokenSet,
 };
-use bitnet_kernels::{Change, Cpu, Drawn, HeadCounts, Isa, SamplingParams, Wanted, draw};
+use bitnet_kernels::{
+    Backend as _, Change, Cpu, Drawn, Edits, HeadCounts, Inspect as _, Isa, RowsKind, SamplingParams, Wanted,
+    draw,
+};
 use bitnet_model::{Batch, Limits, Logits, Model, ModelSpec, Synthetic, Transformer};
+use bitnet_tensor::{BitNetTensor, DType, SharedBytes};
 
 const VOCAB: usize = 9001;
 const LIMITS: Limits = Limits { max_tokens: 64, max_logit_rows: 64, kv_blocks: 64, state_slots: 0 };
@@ -110,6 +114,49 @@ fn a_mask_of_few_tokens_reads_their_rows_of_the_head_and_a_mask_of_one_reads_non
     let [allowed, drawn, whole, rescored] = work(&mut model, &mask(0..VOCAB as u32 - 1));
     assert_eq!([allowed, drawn, whole], [0, 1, 0]);
     assert!(rescored < 300, "{rescored} logits");
+}
+
+/// A head with rows that are not numbers gives no token, even if none of those rows may be drawn: the rule is that of all logits.
+#[test]
+fn what_is_not_a_number_is_noticed_where_it_may_not_be_drawn_on_any_isa() {
+    const COLS: usize = 64;
+    let one = |value: f32| (value.to_bits() >> 16) as u16;
+    let mut weights: Vec<u16> =
+        (0..VOCAB * COLS).map(|i| one(((i * 37 % 101) as f32 - 50.0) / 50.0)).collect();
+    let sick = [70, 4000, VOCAB as u32 - 1];
+    for (at, value) in sick.into_iter().zip([f32::NAN, f32::INFINITY, f32::NAN]) {
+        weights[at as usize * COLS + 5] = one(value);
+    }
+    let bytes: Vec<u8> = weights.into_iter().flat_map(u16::to_le_bytes).collect();
+    let weights = BitNetTensor::new(DType::BF16, [VOCAB, COLS], SharedBytes::new(bytes)).unwrap();
+    // The product with an infinite weight is not a number either.
+    let values: Vec<f32> = (0..COLS).map(|i| if i == 5 { 0.0 } else { (i as f32 * 0.3).sin() }).collect();
+    let warm = SamplingParams { temperature: 1.0, seed: 4, ..SamplingParams::GREEDY };
+    let most = mask((0..VOCAB as u32).filter(|token| !sick.contains(token)));
+    let banned = sick.map(|token| Change { more: f32::NEG_INFINITY, ..Change::none(token) });
+    for isa in Isa::available() {
+        let mut cpu = Cpu::new(isa, 2).unwrap();
+        let mut table = cpu.table(&weights).unwrap();
+        cpu.prepare_shortlist(&mut table, None).unwrap();
+        let mut x = cpu.rows(1, COLS, RowsKind::Intermediate).unwrap();
+        cpu.write(&mut x, &values).unwrap();
+        for params in [SamplingParams::GREEDY, warm, SamplingParams { top_p: 0.5, ..warm }] {
+            for (changes, masks) in [(&[][..], &[][..]), (&[], &most), (&banned, &[])] {
+                let mask = (!masks.is_empty()).then_some(0);
+                let wanted = match (changes.len() as u32, mask) {
+                    (0, None) => Wanted::Token(params),
+                    (to, mask) => Wanted::Changed { params, from: 0, to, mask },
+                };
+                let (mut logits, mut drawn) = (vec![0.0; VOCAB], [None]);
+                let edits = Edits { changes, masks };
+                cpu.logits(&x, &table, &[wanted], edits, &mut logits, &mut drawn).unwrap();
+                let [drawn] = drawn;
+                let drawn =
+                    drawn.unwrap_or_else(|| draw::drawn(&draw::edited(&logits, &wanted, edits), &params));
+                assert_eq!(drawn, Drawn::NotANumber(70), "{isa:?} {params:?} {wanted:?}");
+            }
+        }
+    }
 }
 
 /// Rows after a single token each, row `i` after token `i % 3`; `ask` says what is wanted of each, all logits by default.

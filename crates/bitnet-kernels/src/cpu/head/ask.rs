@@ -21,6 +21,11 @@ impl Ask {
         Ask { params, changes: 0..0, mask: None }
     }
 
+    /// Whether it is drawn from the logits as they are.
+    pub(super) fn is_plain(&self) -> bool {
+        self.changes.is_empty() && self.mask.is_none()
+    }
+
     /// The token that `wanted` asks for, if it asks for one.
     pub(super) fn of(wanted: &Wanted) -> Option<Ask> {
         match *wanted {

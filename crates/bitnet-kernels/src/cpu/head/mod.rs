@@ -87,7 +87,8 @@ impl Cpu {
             let few = copy.is_ordinary && ask.as_ref().is_some_and(|ask| ask.allows_few(edits, copy.rows));
             let keep = wanted.highest().max(1);
             let bounded = match &ask {
-                Some(ask) => ask.gains_by_bounds(copy.rows),
+                // A row that is not a number must be noticed, even if its token may not be drawn.
+                Some(ask) => ask.gains_by_bounds(copy.rows) && (copy.is_ordinary || ask.is_plain()),
                 None => keep <= copy.panels() / 8,
             };
             let limits = (few || bounded).then(|| {
