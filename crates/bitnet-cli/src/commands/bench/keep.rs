@@ -75,7 +75,9 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
         rest(with);
         let begun = Instant::now();
         let mut prompt = submit(engine, STREAMS + 1 + run, tokens, 1)?;
-        while prompt.recv().is_some() {}
+        while let Some(update) = prompt.recv() {
+            tokens_of(update)?;
+        }
         Ok(begun.elapsed().as_secs_f64())
     };
     let mut prompts = Vec::new();
@@ -262,13 +264,17 @@ fn take(handle: &mut RequestHandle) -> Result<Option<usize>, CliError> {
     let mut tokens = 0;
     loop {
         match handle.recv_timeout(Duration::ZERO) {
-            Ok(Some(Update::Token { .. })) => tokens += 1,
-            Ok(Some(Update::Ended { end: Err(e), .. })) => {
-                return Err(CliError::refused(e, "bench", "report this"));
-            }
-            Ok(Some(_)) => {}
+            Ok(Some(update)) => tokens += tokens_of(update)?,
             Ok(None) => return Ok(None),
             Err(_) => return Ok(Some(tokens)),
         }
+    }
+}
+
+fn tokens_of(update: Update) -> Result<usize, CliError> {
+    match update {
+        Update::Token { .. } => Ok(1),
+        Update::Ended { end: Err(e), .. } => Err(CliError::refused(e, "bench", "report this")),
+        _ => Ok(0),
     }
 }
