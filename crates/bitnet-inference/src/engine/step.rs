@@ -1,7 +1,6 @@
 //! The loop that computes tokens: plan, draft, compute, commit, deliver.
 //! The engine's thread, `generate` and the benchmarks run it, each with its own [`Reader`].
 
-use std::num::NonZero;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -115,7 +114,7 @@ impl<'m> StepLoop<'m> {
         }
         // A GPU has its memory before it is used.
         let prepared = if model.device().is_none() { PREPARED } else { 0 };
-        let cores = available_parallelism().map_or(1, NonZero::get);
+        let cores = available_parallelism().map_or(1, usize::from);
         self.tier = shelf.map(|shelf| Tier::new(shelf, bytes).on_cores(cores).preparing(prepared));
         // Without a folder, no other process reads what this one keeps.
         self.scheduler.keep_outside(folder.as_ref().map_or([0; 32], |folder| folder.identity));

@@ -64,8 +64,8 @@ pub struct Tier {
     /// Texts for which parts were read but which still wait for a place, and the number of blocks.
     loaded: Vec<(Wish, usize)>,
     next_number: u64,
-    /// Cores that copy, write and compute.
-    cores: usize,
+    /// Bytes that may be copied out for each microsecond of a step.
+    pace: usize,
     /// Bytes that may be copied out while sequences run.
     credit: usize,
     /// Microseconds of the last step.
@@ -141,7 +141,7 @@ impl Tier {
             wishes: Vec::new(),
             loaded: Vec::new(),
             next_number: 0,
-            cores: 1,
+            pace: OUT_PER_MICRO,
             credit: 0,
             last_step: 0,
             answered: 0,
@@ -154,10 +154,10 @@ impl Tier {
         }
     }
 
-    /// The same tier on a machine with this many cores: the more there are, the more may be written beside the steps.
+    /// The same tier on a machine with this many cores: the fewer there are, the less is written beside the steps.
     #[must_use]
     pub fn on_cores(self, cores: usize) -> Tier {
-        Tier { cores, ..self }
+        Tier { pace: OUT_PER_MICRO.min(OUT_PER_CORE * cores), ..self }
     }
 
     /// The same tier, which uses up to this many bytes of the model's memory once while nothing runs, so that parts are
@@ -217,7 +217,7 @@ impl Tier {
     pub fn after_step(&mut self, micros: u64) {
         self.last_step = micros;
         let most = MOST_CREDIT.max(self.bytes.block).max(self.bytes.state);
-        let more = (micros as usize).saturating_mul(OUT_PER_MICRO.min(OUT_PER_CORE * self.cores));
+        let more = (micros as usize).saturating_mul(self.pace);
         self.credit = self.credit.saturating_add(more).min(most);
     }
 
@@ -561,5 +561,25 @@ impl Tier {
 impl fmt::Debug for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tier").field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_fewer_cores_the_less_is_copied_out_beside_the_steps() {
+        let bytes = CacheBytes { block: 1 << 20, window: 0, state: 0, piece: 1 << 12 };
+        let credit = |cores, micros| {
+            let mut tier =
+                Tier::new(Box::new(HostMemory::new(0, None, Arc::new(|| {}))), bytes).on_cores(cores);
+            tier.after_step(micros);
+            tier.credit
+        };
+        assert_eq!([1, 2, 4, 64].map(|cores| credit(cores, 1000)), [10_000, 20_000, 40_000, 40_000]);
+        assert_eq!(credit(2, u64::MAX), 16 << 20, "after a long step");
     }
 }

@@ -1,10 +1,14 @@
 //! Engines with a folder for the cache, as `bench --restart` and `bench --keep` start them.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use bitnet::{
     Draft,
-    inference::{Engine, EngineConfig, GenerationConfig, Request},
+    inference::{Engine, EngineConfig, GenerationConfig, Request, TierCounts},
 };
 
 use crate::{
@@ -12,6 +16,10 @@ use crate::{
     error::CliError,
     load, model_arg,
 };
+
+/// How often to look whether an idle engine still works, and how long at most.
+const LOOK: Duration = Duration::from_millis(500);
+const WORKING: Duration = Duration::from_secs(60);
 
 /// Starts an engine for this many sequences, with a folder or none. The model drafts nothing.
 pub fn start(
@@ -50,4 +58,27 @@ pub fn request(
     let prompt: Vec<u32> = (0..tokens as u64).map(token).collect();
     let config = GenerationConfig { max_new_tokens: most, ignore_eos: true, ..GenerationConfig::default() };
     Ok(Request::new(prompt, config))
+}
+
+/// What the engine's tier has counted.
+pub fn counts(engine: &Engine) -> TierCounts {
+    engine.status().tier.unwrap_or_default()
+}
+
+/// Waits, at least for this long, until an idle engine prepares no more memory and writes nothing.
+pub fn rest(engine: &Engine, least: Duration) {
+    let done = || {
+        let counts = counts(engine);
+        (counts.prepared_bytes, counts.shelf.written_bytes)
+    };
+    let begun = Instant::now();
+    let mut before = done();
+    while begun.elapsed() < WORKING {
+        sleep(LOOK);
+        let now = done();
+        if now == before && begun.elapsed() >= least {
+            return;
+        }
+        before = now;
+    }
 }

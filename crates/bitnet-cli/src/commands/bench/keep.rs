@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{Engine, RequestHandle, TierCounts, Update};
+use bitnet::inference::{Engine, RequestHandle, Update};
 use serde::Serialize;
 
-use super::folder;
+use super::{folder, runs};
 use crate::{
     args::{BenchArgs, Common},
     error::CliError,
@@ -24,8 +24,6 @@ const STREAMS: usize = 8;
 const SHORT: usize = 16;
 /// How often to count tokens: a small part of a step.
 const LOOK: Duration = Duration::from_millis(1);
-/// An idle engine that writes and prepares nothing for this long is at rest.
-const REST: Duration = Duration::from_millis(300);
 /// Steps before and after one with which it is compared.
 const AROUND: usize = 4;
 
@@ -72,7 +70,7 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
     let with = folder::start(common, args, STREAMS + 1, Some(place.path()))?;
     let (without, with) = (without.engine(), with.engine());
     let prompt = |engine, run| -> Result<f64, CliError> {
-        rest(with);
+        folder::rest(with, Duration::ZERO);
         let begun = Instant::now();
         let mut prompt = submit(engine, STREAMS + 1 + run, tokens, 1)?;
         while let Some(update) = prompt.recv() {
@@ -92,7 +90,7 @@ pub fn run(common: &Common, args: &BenchArgs, tokens: usize) -> Result<(), CliEr
         };
         prompts.push(Pair { without_seconds, with_seconds });
     }
-    rest(with);
+    folder::rest(with, Duration::ZERO);
     let ratios = prompts.iter().map(|pair| pair.without_seconds / pair.with_seconds);
     let report = Keep {
         model: args.model.clone().unwrap_or_default(),
@@ -162,10 +160,10 @@ fn decode(engine: &Engine, steps: usize, tokens: usize) -> Result<Vec<Step>, Cli
     let first = streams.tokens + STREAMS;
     streams.decode(first)?;
     let mut done = Vec::new();
-    let (mut begun, mut before) = (Instant::now(), counts(engine));
+    let (mut begun, mut before) = (Instant::now(), folder::counts(engine));
     for step in 1..=steps {
         streams.decode(first + step * STREAMS)?;
-        let (ended, after) = (Instant::now(), counts(engine));
+        let (ended, after) = (Instant::now(), folder::counts(engine));
         done.push(Step {
             seconds: (ended - begun).as_secs_f64(),
             copy_micros: after.out_micros - before.out_micros,
@@ -208,24 +206,7 @@ fn compare(steps: &[Step]) -> Decode {
 
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
-fn counts(engine: &Engine) -> TierCounts {
-    engine.status().tier.unwrap_or_default()
-}
-
-/// Waits until an idle engine writes nothing and prepares no memory.
-fn rest(engine: &Engine) {
-    let work = || {
-        let counts = counts(engine);
-        (counts.prepared_bytes, counts.shelf.written_bytes)
-    };
-    let mut before = None;
-    while before != Some(work()) {
-        before = Some(work());
-        sleep(REST);
-    }
+    (!values.is_empty()).then(|| runs::median(&values))
 }
 
 fn submit(engine: &Engine, number: usize, tokens: usize, most: usize) -> Result<RequestHandle, CliError> {
@@ -276,5 +257,38 @@ fn tokens_of(update: Update) -> Result<usize, CliError> {
         Update::Token { .. } => Ok(1),
         Update::Ended { end: Err(e), .. } => Err(CliError::refused(e, "bench", "report this")),
         _ => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(steps: &[(f64, u64)]) -> Vec<Step> {
+        steps
+            .iter()
+            .map(|&(seconds, written_bytes)| Step { seconds, copy_micros: written_bytes, written_bytes })
+            .collect()
+    }
+
+    #[test]
+    fn steps_that_write_are_compared_with_those_around_them_although_the_machine_gets_slower() {
+        // A machine that becomes half as fast, and a part that costs a second each time.
+        let mut all = vec![(1.0, 0); 6];
+        all[2] = (2.0, 7);
+        all.extend([(2.0, 0); 20]);
+        all[20] = (3.0, 5);
+        let Decode { steps, writing_steps, written_bytes, longer_mean_seconds, step_seconds, ratio, .. } =
+            compare(&steps(&all));
+        assert_eq!((steps, writing_steps, written_bytes), (19, 2, 12));
+        assert_eq!((longer_mean_seconds, step_seconds), (Some(1.0), Some(2.0)));
+        assert_eq!(ratio, Some(1.0 - 2.0 / 36.0));
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_unknown() {
+        assert_eq!(compare(&steps(&[(1.0, 0); 3])).ratio, None);
+        let all = compare(&steps(&[(1.0, 5); 3]));
+        assert_eq!((all.writing_steps, all.ratio, all.step_seconds), (3, None, None));
     }
 }

@@ -5,11 +5,10 @@ use std::{
     fs::File,
     io::Read,
     path::{Path, PathBuf},
-    thread::sleep,
     time::{Duration, Instant},
 };
 
-use bitnet::inference::{Engine, TierCounts, Update};
+use bitnet::inference::{TierCounts, Update};
 use serde::Serialize;
 
 use super::folder;
@@ -21,9 +20,8 @@ use crate::{
 
 /// How long an engine may take to write its cache when it ends.
 const WRITING: Duration = Duration::from_secs(600);
-/// How often to look whether an engine still prepares memory, and how long at most.
-const LOOK: Duration = Duration::from_millis(500);
-const PREPARING: Duration = Duration::from_secs(60);
+/// How long an engine is idle at least before a prompt that comes after a pause.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// What was measured. Times are from the submission of the prompt to its first token, in seconds.
 #[derive(Debug, Serialize)]
@@ -147,7 +145,7 @@ fn first(
     let engine = model.engine();
     let request = folder::request(engine, 0, tokens, 1, "--restart")?;
     if case.is_some_and(|case| case != Case::AtOnce) {
-        wait_until_prepared(engine);
+        folder::rest(engine, PAUSE);
     }
     // Just before the prompt, as before plain reading: both then wait for the system's memory alike.
     if case == Some(Case::FromTheDisk) {
@@ -163,24 +161,9 @@ fn first(
     }
     let end = begun.elapsed().as_secs_f64();
     let kv = engine.backend().kv.to_owned();
-    let tier = engine.status().tier.unwrap_or_default();
+    let tier = folder::counts(engine);
     engine.shutdown(WRITING);
     Ok(First { token: first.map(|f| f.0), seconds: first.map_or(end, |f| f.1), tier, kv })
-}
-
-/// Waits until an idle engine uses no more memory.
-fn wait_until_prepared(engine: &Engine) {
-    let bytes = || engine.status().tier.map_or(0, |tier| tier.prepared_bytes);
-    let begun = Instant::now();
-    let mut before = bytes();
-    while begun.elapsed() < PREPARING {
-        sleep(LOOK);
-        let now = bytes();
-        if now == before && begun.elapsed() >= 4 * LOOK {
-            return;
-        }
-        before = now;
-    }
 }
 
 /// The files in a folder and those below it.

@@ -20,3 +20,8 @@ pub fn repeated(
     }
     Ok(times)
 }
+
+/// The median of values in ascending order.
+pub fn median(values: &[f64]) -> f64 {
+    values[values.len() / 2]
+}

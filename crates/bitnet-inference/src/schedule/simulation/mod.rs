@@ -232,7 +232,7 @@ impl World {
             let limit = (bytes.block + bytes.state) * (2 + Rng(mix(seed, 11) >> 1).below(24));
             shelf = Box::new(HostMemory::new(limit as u64, Some(shelf), Arc::new(|| {})));
         }
-        self.tier = Some(Tier::new(shelf, bytes).on_cores(4).preparing(u64::MAX));
+        self.tier = Some(Tier::new(shelf, bytes).preparing(u64::MAX));
         self.scheduler.keep_outside([0; 32]);
         // What all worlds begin texts with.
         let mut rng = Rng(5);

@@ -84,11 +84,12 @@ impl Cpu {
         let stride = plane_stride(copy.cols);
         for (token, wanted) in wanted.iter().enumerate() {
             let ask = Ask::of(wanted);
-            let few = copy.is_ordinary && ask.as_ref().is_some_and(|ask| ask.allows_few(edits, copy.rows));
+            // A row of ordinary values has only finite logits, so those of tokens that may not be drawn need no look.
+            let may_skip = |ask: &Ask| copy.is_ordinary || ask.is_plain();
+            let few = ask.as_ref().is_some_and(|ask| may_skip(ask) && ask.allows_few(edits, copy.rows));
             let keep = wanted.highest().max(1);
             let bounded = match &ask {
-                // A row that is not a number must be noticed, even if its token may not be drawn.
-                Some(ask) => ask.gains_by_bounds(copy.rows) && (copy.is_ordinary || ask.is_plain()),
+                Some(ask) => may_skip(ask) && ask.gains_by_bounds(copy.rows),
                 None => keep <= copy.panels() / 8,
             };
             let limits = (few || bounded).then(|| {
@@ -101,7 +102,6 @@ impl Cpu {
                 s.whole.push(token);
                 continue;
             };
-            // A row of ordinary values has only finite logits, so those of tokens that are not allowed need no look.
             if let Some(ask) = ask.clone().filter(|_| few) {
                 s.begin_race(token, None, ask);
                 continue;

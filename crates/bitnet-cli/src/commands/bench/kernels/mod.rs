@@ -18,7 +18,7 @@ use bitnet::kernels::{
 use bitnet::model::{Checkpoint, ModelSpec};
 use serde::Serialize;
 
-use super::runs::{REPEATS, repeated};
+use super::runs::{REPEATS, median, repeated};
 use crate::error::CliError;
 
 /// Rounds before the measurement, in which a GPU records its launches.
@@ -213,11 +213,6 @@ impl<B: Inspect> Kernels<'_, B> {
         times.sort_by(f64::total_cmp);
         Ok(times)
     }
-}
-
-/// The median of values in ascending order.
-fn median(values: &[f64]) -> f64 {
-    values[values.len() / 2]
 }
 
 fn values(n: usize) -> Vec<f32> {
