@@ -40,26 +40,30 @@ impl Changes {
         }
         self.generated.clear();
         let GenerationConfig { repetition_penalty, presence_penalty, frequency_penalty, .. } = *config;
+        let prompt_len = prompt_len.min(tokens.len());
         // Only repetition counts the prompt.
         let counted = if repetition_penalty == 1.0 { prompt_len } else { 0 };
         if config.has_penalties() {
-            for (i, &token) in tokens.iter().enumerate().skip(counted) {
-                let place = self.place(token);
-                self.list[place].repetition = repetition_penalty;
-                self.generated[place] += u32::from(i >= prompt_len);
+            for &token in &tokens[counted..] {
+                self.place(token, repetition_penalty);
             }
-            for (change, &generated) in self.list.iter_mut().zip(&self.generated) {
-                if generated > 0 {
-                    change.less = presence_penalty + frequency_penalty * generated as f32;
+            if presence_penalty != 0.0 || frequency_penalty != 0.0 {
+                for &token in &tokens[prompt_len..] {
+                    self.generated[self.places[token as usize] as usize - 1] += 1;
+                }
+                for (change, &generated) in self.list.iter_mut().zip(&self.generated) {
+                    if generated > 0 {
+                        change.less = presence_penalty + frequency_penalty * generated as f32;
+                    }
                 }
             }
         }
         for &(token, bias) in &config.logit_bias {
-            let place = self.place(token);
+            let place = self.place(token, 1.0);
             self.list[place].more += bias;
         }
         for &token in banned {
-            let place = self.place(token);
+            let place = self.place(token, 1.0);
             self.list[place].more = f32::NEG_INFINITY;
         }
         &self.list
@@ -81,11 +85,11 @@ impl Changes {
         &self.list
     }
 
-    /// The index of a token's change, which is made if there is none.
-    fn place(&mut self, token: u32) -> usize {
+    /// The index of a token's change, which is made, with this `repetition`, if there is none.
+    fn place(&mut self, token: u32, repetition: f32) -> usize {
         let known = &mut self.places[token as usize];
         if *known == 0 {
-            self.list.push(Change::none(token));
+            self.list.push(Change { repetition, ..Change::none(token) });
             self.generated.push(0);
             *known = self.list.len() as u32;
         }

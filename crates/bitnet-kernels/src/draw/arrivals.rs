@@ -14,6 +14,7 @@ pub const GROUP: usize = 64;
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): ten rounds of two 32-bit
 /// multiplications, with two Weyl constants to advance the key.
+#[inline(always)]
 pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let a = u64::from(counter[0]) * 0xD251_1F53;
@@ -56,6 +57,7 @@ impl Arrivals {
 
     /// Four words, numbers `4 quad..` of their purpose. Key = seed, low word first; counter = (position, quad, choice,
     /// purpose).
+    #[inline(always)]
     fn words(&self, quad: usize, purpose: Purpose) -> [u32; 4] {
         philox4x32([self.position, quad as u32, self.choice, purpose as u32], self.key)
     }
@@ -72,12 +74,37 @@ impl Arrivals {
 
     /// The arrival time of a token, given its group's first arrival and the member that it belongs to.
     pub fn of(&self, token: usize, first: f32, member: usize) -> f32 {
-        if token % GROUP == member {
-            first
-        } else {
-            first + exponential(self.words(token / 4, Purpose::Later)[token % 4])
-        }
+        if token % GROUP == member { first } else { first + self.delay(token as u32) }
     }
+
+    /// How much later than its group's first a token arrives that is not the first.
+    #[inline(always)]
+    pub(crate) fn delay(&self, token: u32) -> f32 {
+        // By two choices, which vectors can make.
+        let [a, b, c, d] = self.words(token as usize / 4, Purpose::Later);
+        let [low, high] = if token & 1 == 0 { [a, c] } else { [b, d] };
+        exponential(if token & 2 == 0 { low } else { high })
+    }
+
+    /// [`Self::firsts`] and [`Self::member`] of groups `4 quad..`.
+    #[inline(always)]
+    pub(crate) fn firsts_and_members(&self, quad: usize) -> [First; 4] {
+        let (firsts, members) = (self.words(quad, Purpose::First), self.words(quad, Purpose::Member));
+        std::array::from_fn(|i| {
+            let time = exponential(firsts[i]) / GROUP as f32;
+            First { time, score: -ln(time), member: members[i] % GROUP as u32 }
+        })
+    }
+}
+
+/// The first arrival of a group of tokens.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct First {
+    pub(crate) time: f32,
+    /// Minus [`ln`] of the time.
+    pub(crate) score: f32,
+    /// The member that arrives.
+    pub(crate) member: u32,
 }
 
 /// An exponentially distributed number with mean 1 from 32 random bits, the lowest of which does not matter:
@@ -86,22 +113,34 @@ impl Arrivals {
 /// The order of operations, without fused ones: `v` is `u`, or for `u` above a half `1 - 2^k (1 - u)`, whose last factor
 /// has `k` halvings; then `s = v / (2 - v)`, `z = s s`, the polynomial `p` of [`crate::order::ln_1p`] in `z` by Horner's rule,
 /// `(s z) p + (s + s)`, and `k ln 2` is added.
+#[inline(always)]
 pub fn exponential(word: u32) -> f32 {
-    if word >> 31 == 0 {
-        return minus_ln_1m((word | 1) as f32 * (1.0 / 4_294_967_296.0));
-    }
-    let bits = ((!word | 1) as f32).to_bits();
-    let halvings = 158 - (bits >> 23);
+    let is_low = word >> 31 == 0;
+    // The lower of both is below 2^31, so that it is converted as a signed number, which vectors can be.
+    let bits = (((if is_low { word } else { !word }) | 1) as i32 as f32).to_bits();
+    let halvings = 158 - (bits >> 23) as i32;
     let rest = f32::from_bits(bits & 0x007f_ffff | 0x3f00_0000);
-    minus_ln_1m(1.0 - rest) + halvings as f32 * std::f32::consts::LN_2
+    let low = f32::from_bits(bits) * (1.0 / 4_294_967_296.0);
+    let small = minus_ln_1m(if is_low { low } else { 1.0 - rest });
+    small + if is_low { 0.0 } else { halvings as f32 * std::f32::consts::LN_2 }
 }
 
 /// `-ln(1 - v)` for `v` up to 1/2, which is `ln((1 + s) / (1 - s))`.
+#[inline(always)]
 fn minus_ln_1m(v: f32) -> f32 {
     let s = v / (2.0 - v);
     let z = s * s;
     let p = LN_POLY[1..].iter().fold(LN_POLY[0], |p, &c| p * z + c);
     s * z * p + (s + s)
+}
+
+/// The logarithm of a number between 2^-40 and 2^40, off by less than 4e-6: for numbers that are compared with a margin.
+#[inline(always)]
+pub(crate) fn ln(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let doublings = (bits >> 23) as i32 - 126;
+    let rest = f32::from_bits(bits & 0x007f_ffff | 0x3f00_0000);
+    doublings as f32 * std::f32::consts::LN_2 - minus_ln_1m(1.0 - rest)
 }
 
 #[cfg(test)]
@@ -131,6 +170,25 @@ mod tests {
             assert!(((got - want) / want).abs() < 5e-7, "{word:#x}: {got}, not {want}");
         }
         assert!(exponential(0) > 0.0 && exponential(u32::MAX).is_finite());
+    }
+
+    #[test]
+    fn logarithms_are_as_accurate_as_their_margins_need() {
+        for i in -40_000..40_000 {
+            let x = 2f64.powf(f64::from(i) * 1e-3) as f32;
+            let (got, want) = (f64::from(ln(x)), f64::from(x).ln());
+            assert!((got - want).abs() < 4e-6, "ln({x}) = {got}, not {want}");
+        }
+    }
+
+    #[test]
+    fn the_firsts_of_a_quad_are_those_of_its_groups() {
+        let arrivals = Arrivals::new(77, 3, 1000);
+        for (i, first) in arrivals.firsts_and_members(9).into_iter().enumerate() {
+            assert_eq!(first.time, arrivals.firsts(9)[i]);
+            assert_eq!(first.member as usize, arrivals.member(36 + i));
+            assert_eq!(first.score, -ln(first.time));
+        }
     }
 
     #[test]

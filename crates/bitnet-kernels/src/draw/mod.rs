@@ -16,6 +16,7 @@ mod plain;
 mod weight;
 
 pub use arrivals::{Arrivals, GROUP, exponential, philox4x32};
+pub(crate) use arrivals::{First, ln};
 pub use change::{Change, Edits, MAX_CHANGES};
 pub use plain::{drawn, edited};
 pub use weight::{ONE, below_max, exp, kept_below, key, least_kept, token_of, units, weight};

@@ -6,6 +6,7 @@
 #![allow(unsafe_op_in_unsafe_fn, reason = "one argument covers all: see the module's first lines")]
 
 pub(crate) mod ahead;
+pub(crate) mod arrivals;
 pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod delta;
@@ -25,7 +26,11 @@ pub(crate) mod ternary;
 
 use std::ops::Range;
 
-use crate::{cpu::lanes::Lanes, order};
+use crate::{
+    cpu::lanes::Lanes,
+    draw::{Arrivals, First},
+    order,
+};
 
 /// The type of [`shortlist::make_planes`]: row, planes, scratch.
 pub(crate) type MakePlanes = unsafe fn(&[f32], &mut [i8], &mut [f32]) -> Option<shortlist::Limits>;
@@ -53,6 +58,10 @@ pub(crate) struct FloatKernels {
     pub(crate) logits: unsafe fn(&dense::DenseLogits<'_>, Range<usize>, &mut [f32]),
     pub(crate) rescore: unsafe fn(&dense::Rescore<'_>, Range<usize>, &mut [f32]),
     pub(crate) shares: unsafe fn(&mass::Rows<'_>, Range<usize>) -> mass::Shares,
+    pub(crate) most: unsafe fn(&mass::Rows<'_>, f64) -> f64,
+    pub(crate) least: unsafe fn(&mass::Rows<'_>) -> f64,
+    pub(crate) first_arrivals: unsafe fn(&Arrivals, &mut [First]),
+    pub(crate) delays: unsafe fn(&Arrivals, &[u32], &mut [f32]),
     pub(crate) undo: unsafe fn(&rotate::Rotation, &mut [f32]),
     pub(crate) sigmoid_gate: unsafe fn(&rows::SigmoidGate<'_>, Range<usize>),
     pub(crate) norm_add: unsafe fn(&rows::NormAdd<'_>, Range<usize>, &mut [f32]),
@@ -87,7 +96,7 @@ pub(crate) use entry;
 macro_rules! kernel_set {
     ($lanes:ty, $features:tt) => {
         $crate::cpu::generic::kernel_set!(@level $lanes, $features, {
-            use $crate::cpu::generic::{FloatKernels, attention, delta, dense, mass, rotate, rows};
+            use $crate::{cpu::generic::{FloatKernels, attention, delta, dense, mass, rotate, rows}, draw::{Arrivals, First}};
             entry!($lanes, $features, rows::norm_quantize(a: &rows::NormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::gate_norm_quantize(a: &rows::GateNormQuantize<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, rows::norm_rows(a: &rows::NormRows<'_>));
@@ -96,6 +105,10 @@ macro_rules! kernel_set {
             entry!($lanes, $features, dense::logits(a: &dense::DenseLogits<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, dense::rescore(a: &dense::Rescore<'_>, rows: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, mass::shares(a: &mass::Rows<'_>, panels: Range<usize>) -> mass::Shares);
+            entry!($lanes, $features, mass::most(a: &mass::Rows<'_>, enough: f64) -> f64);
+            entry!($lanes, $features, mass::least(a: &mass::Rows<'_>) -> f64);
+            entry!($lanes, $features, arrivals::first_arrivals(arrivals: &Arrivals, firsts: &mut [First]));
+            entry!($lanes, $features, arrivals::delays(arrivals: &Arrivals, tokens: &[u32], delays: &mut [f32]));
             entry!($lanes, $features, rotate::undo(rotation: &rotate::Rotation, row: &mut [f32]));
             entry!($lanes, $features, rows::sigmoid_gate(a: &rows::SigmoidGate<'_>, rows: Range<usize>));
             entry!($lanes, $features, rows::norm_add(a: &rows::NormAdd<'_>, rows: Range<usize>, scratch: &mut [f32]));
@@ -106,8 +119,8 @@ macro_rules! kernel_set {
             entry!($lanes, $features, delta::delta_rule(a: &delta::Rule<'_>, units: Range<usize>, scratch: &mut [f32]));
             entry!($lanes, $features, delta::delta_outputs(a: &delta::Outputs<'_>, units: Range<usize>, scratch: &mut [f32]));
             FloatKernels {
-                norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, shares, undo, sigmoid_gate, norm_add,
-                gate_quantize, expert_sums, fetch, delta_inputs, delta_rule, delta_outputs,
+                norm_quantize, gate_norm_quantize, norm_rows, norm_rope_store, attention, logits, rescore, shares, most, least,
+                first_arrivals, delays, undo, sigmoid_gate, norm_add, gate_quantize, expert_sums, fetch, delta_inputs, delta_rule, delta_outputs,
             }
         });
     };

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use crate::{Edits, SamplingParams, Wanted, draw::GROUP};
+use crate::{
+    Edits, SamplingParams, Wanted,
+    draw::{GROUP, MAX_CHANGES},
+};
 
 /// A token that is asked for.
 #[derive(Debug, Clone)]
@@ -46,7 +49,7 @@ impl Ask {
     /// Whether bounds of the logits of a table with this many rows decide more than they cost: where few [`group`]s of rows
     /// are left for the number of logits to keep, or many logits are changed, they rule out too little.
     pub(super) fn gains_by_bounds(&self, vocab: usize) -> bool {
-        self.params.keep() <= vocab.div_ceil(group(vocab)) / 6 && self.changes.len() <= vocab / 4
+        self.params.keep() <= vocab.div_ceil(group(vocab)) / 6 && self.changes.len() <= most_changes(vocab)
     }
 
     /// Whether so few tokens may be drawn that their logits are computed one by one.
@@ -54,6 +57,11 @@ impl Ask {
         let count = |mask: &[u32]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
         self.mask(edits, vocab).is_some_and(|mask| count(mask) <= most(vocab))
     }
+}
+
+/// The most changed logits of a row with bounds.
+pub(super) fn most_changes(vocab: usize) -> usize {
+    (vocab / 4).min(MAX_CHANGES)
 }
 
 /// The most logits that are computed one by one; more cost nearly as much as all.

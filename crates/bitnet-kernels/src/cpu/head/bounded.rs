@@ -4,8 +4,11 @@ use std::ops::Range;
 
 use crate::{
     Change,
-    cpu::generic::mass::{Rows, Shares},
-    draw::GROUP,
+    cpu::{
+        generic::mass::{Rows, Shares, lower},
+        isa::Isa,
+    },
+    draw::{Arrivals, First, GROUP},
 };
 
 /// What bounds say about the logits of a row; all but the first are empty if few tokens are allowed.
@@ -24,11 +27,40 @@ pub(super) struct Bounded<'a> {
     pub(super) errors: &'a [f32],
     pub(super) norms: &'a [f32],
     pub(super) weights: (f32, f32),
-    /// Sums what the tokens of panels add to the sum that top-p depends on.
-    pub(super) shares: &'a dyn Fn(&Rows<'_>, Range<usize>) -> Shares,
+    pub(super) isa: Isa,
 }
 
 impl Bounded<'_> {
+    /// What all tokens add to the sum that top-p depends on, at most; see [`crate::cpu::generic::mass::most`].
+    pub(super) fn most(&self, rows: &Rows<'_>, enough: f64) -> f64 {
+        // SAFETY: `isa` proves the instruction set; so in the next four.
+        unsafe { (self.isa.kernels().floats.most)(rows, enough) }
+    }
+
+    /// What they add at least.
+    pub(super) fn least(&self, rows: &Rows<'_>) -> f64 {
+        // SAFETY: see above.
+        unsafe { (self.isa.kernels().floats.least)(rows) }
+    }
+
+    /// What the tokens of some panels add, and which part of that is open.
+    pub(super) fn shares(&self, rows: &Rows<'_>, panels: Range<usize>) -> Shares {
+        // SAFETY: see above.
+        unsafe { (self.isa.kernels().floats.shares)(rows, panels) }
+    }
+
+    /// Makes the first arrivals of all groups.
+    pub(super) fn make_firsts(&self, arrivals: &Arrivals, firsts: &mut [First]) {
+        // SAFETY: see above.
+        unsafe { (self.isa.kernels().floats.first_arrivals)(arrivals, firsts) }
+    }
+
+    /// Says how much later than its group's first each token arrives, if it is not the first.
+    pub(super) fn delays(&self, arrivals: &Arrivals, tokens: &[u32], delays: &mut [f32]) {
+        // SAFETY: see above.
+        unsafe { (self.isa.kernels().floats.delays)(arrivals, tokens, delays) }
+    }
+
     /// Takes the tokens out that are not in `mask`.
     pub(super) fn forbid_others(&mut self, mask: &[u32]) {
         const WORDS: usize = GROUP / 32;
@@ -56,12 +88,17 @@ impl Bounded<'_> {
     }
 
     /// Changes the upper bounds of the tokens whose logits are changed, which no greater logit can make lower, and adds
-    /// them to `pending`: a bit a token, a word a panel.
-    pub(super) fn change(&mut self, pending: &mut [u64]) {
+    /// them to `pending`: a bit a token, a word a panel. Adds a lower bound of each changed logit to `lows`.
+    pub(super) fn change(&mut self, pending: &mut [u64], lows: &mut Vec<f32>) {
+        let (by_error, by_norm) = self.weights;
         for change in self.changes {
             let token = change.token as usize;
-            let upper = change.apply(self.upper[token]);
-            self.upper[token] = upper;
+            let upper = &mut self.upper[token];
+            let low = lower(*upper, self.errors[token], self.norms[token], by_error, by_norm);
+            // A bound that is not a number is none.
+            lows.push(change.apply(low).max(f32::NEG_INFINITY));
+            *upper = change.apply(*upper);
+            let upper = *upper;
             add(pending, change.token);
             // A NaN bound rules out nothing.
             let high = &mut self.high[token / GROUP];
@@ -72,18 +109,27 @@ impl Bounded<'_> {
     /// Sets the highest lower bound of a panel again, without the tokens `except`, a bit each, and those that have been
     /// taken out.
     pub(super) fn bound_panel(&mut self, panel: usize, except: u64) {
-        let ids = panel * GROUP..self.upper.len().min((panel + 1) * GROUP);
-        let rows = self.rows(0.0, 1.0);
-        let ids = ids.filter(|id| except >> (id % GROUP) & 1 == 0);
-        let best = ids.map(|id| rows.lower(id)).fold(f32::NEG_INFINITY, f32::max);
-        self.best[panel] = best;
+        self.best[panel] = highest(&self.lows_except(panel, except));
     }
 
-    /// A logit that a row which is not `pending` reaches; negative infinity if there is no such row.
-    pub(super) fn least_of_highest(&mut self, pending: &[u64]) -> f32 {
+    /// The lower bounds of the logits of a panel; negative infinity for the tokens `except`.
+    fn lows_except(&self, panel: usize, except: u64) -> [f32; GROUP] {
+        let mut lows = self.rows(0.0, 1.0).lows(panel);
+        if except != 0 {
+            let rows = lows.iter_mut().enumerate().filter(|(row, _)| except >> row & 1 == 1);
+            rows.for_each(|(_, low)| *low = f32::NEG_INFINITY);
+        }
+        lows
+    }
+
+    /// A logit that a row reaches: `reached`, or what one that is not `pending` reaches.
+    pub(super) fn least_of_highest(&mut self, reached: f32, pending: &[u64]) -> f32 {
         let mut last = None;
         loop {
-            let best = self.best.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let best = highest(self.best);
+            if best <= reached {
+                return reached;
+            }
             let Some(panel) = self.best.iter().position(|&other| other == best) else { return best };
             // The same panel again has been bounded without what is pending.
             if pending[panel] == 0 || last == Some(panel) {
@@ -97,7 +143,6 @@ impl Bounded<'_> {
     /// A logit that `keep` rows that are not `pending` reach, one of each group of `group` rows of a panel; `scores` has room
     /// for the groups. Negative infinity if there are no such rows.
     pub(super) fn least_of(&self, keep: usize, group: usize, pending: &[u64], scores: &mut Vec<f64>) -> f32 {
-        let rows = self.rows(0.0, 1.0);
         let nth = |scores: &mut Vec<f64>| {
             if scores.len() < keep {
                 return f32::NEG_INFINITY;
@@ -116,14 +161,7 @@ impl Bounded<'_> {
             if *best < reached {
                 continue;
             }
-            let (first, rest) = (panel * GROUP, self.upper.len() - panel * GROUP);
-            let low = |row: usize| if row < rest { rows.lower(first + row) } else { f32::NEG_INFINITY };
-            let mut lows: [f32; GROUP] = std::array::from_fn(low);
-            if pending != 0 {
-                let rows = lows.iter_mut().enumerate().filter(|(row, _)| pending >> row & 1 == 1);
-                rows.for_each(|(_, low)| *low = f32::NEG_INFINITY);
-            }
-            let highest = |lows: &[f32]| lows.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let lows = self.lows_except(panel, pending);
             scores.extend(lows.chunks(group).map(|lows| f64::from(highest(lows))));
         }
         nth(scores).max(reached)
@@ -141,6 +179,7 @@ impl Bounded<'_> {
     pub(super) fn rows(&self, max: f32, temperature: f32) -> Rows<'_> {
         Rows {
             upper: self.upper,
+            high: self.high,
             known: &[],
             errors: self.errors,
             norms: self.norms,
@@ -152,6 +191,11 @@ impl Bounded<'_> {
             top_p: 1.0,
         }
     }
+}
+
+/// The highest bound that is a number.
+pub(super) fn highest(bounds: &[f32]) -> f32 {
+    bounds.iter().fold(f32::NEG_INFINITY, |best, &bound| if bound > best { bound } else { best })
 }
 
 /// The tokens of a set, which is one bit a token; see [`crate::draw::Edits`].

@@ -17,10 +17,7 @@ use crate::{
     Drawn, Edits, KernelError,
     cpu::{
         Cpu, Rows, WEIGHT_UNIT,
-        generic::{
-            dense::{self, DenseLogits},
-            mass,
-        },
+        generic::dense::{self, DenseLogits},
         memory::Shared,
         pool::share,
     },
@@ -41,9 +38,7 @@ impl Cpu {
         let (panels, vocab) = (copy.panels(), copy.rows);
         let races = &mut s.races[..s.begun];
         let out = Shared::new(logits);
-        let shares = self.isa.kernels().floats.shares;
-        // SAFETY: `isa` proves the instruction set.
-        let shares = |rows: &mass::Rows<'_>, panels: Range<usize>| unsafe { shares(rows, panels) };
+        let isa = self.isa;
         while races.iter_mut().any(|race| open(race).is_open()) {
             let (limits, planes) = (&s.limits, s.used_planes);
             let (best, high) = (Shared::new(&mut s.best), Shared::new(&mut s.high));
@@ -71,7 +66,7 @@ impl Cpu {
                         errors: &copy.errors,
                         norms: &copy.norms,
                         weights: weights.unwrap_or_default(),
-                        shares: &shares,
+                        isa,
                     });
                 }
             })?;

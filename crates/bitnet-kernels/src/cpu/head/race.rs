@@ -11,13 +11,13 @@
 use std::sync::Mutex;
 
 use super::{
-    ask::{Ask, group, most},
-    bounded::{Bounded, add, drop_from, has, tokens_of},
+    ask::{Ask, group, most, most_changes},
+    bounded::{Bounded, add, drop_from, has, highest, tokens_of},
 };
 use crate::{
     SamplingParams,
     cpu::generic::mass::Rows,
-    draw::{Arrivals, GROUP, ONE, kept_below, key, least_kept, units, weight},
+    draw::{Arrivals, First, GROUP, ONE, kept_below, key, least_kept, ln, units, weight},
 };
 
 /// More than the roundings of a score: scores are compared without the order of operations of the rule, and those of
@@ -26,6 +26,9 @@ const MARGIN: f64 = 1e-3;
 
 /// Races until all logits are computed; one is rarely not enough.
 const MAX_RACES: usize = 16;
+
+/// Candidates whose numbers are made at once; those of the last group may be more.
+const CANDIDATES: usize = 64;
 
 /// Times that bounds are made narrower until all logits are computed; a second time is rare.
 const MAX_NARROWED: usize = 4;
@@ -57,6 +60,11 @@ enum Step {
     Judge,
 }
 
+/// Groups of tokens whose first arrivals are made: whole quads.
+fn padded_groups(vocab: usize) -> usize {
+    vocab.div_ceil(4 * GROUP) * 4
+}
+
 /// The draw from one row.
 #[derive(Debug)]
 pub(super) struct Race {
@@ -73,14 +81,18 @@ pub(super) struct Race {
     pending: Vec<u64>,
     pub(super) asked: Vec<u64>,
     known: Vec<u64>,
+    /// A lower bound of each changed logit.
+    lows: Vec<f32>,
     arrivals: Arrivals,
     step: Step,
     /// What has been computed.
     logits: Vec<(u32, f32)>,
     /// Upper bounds of the scores of the last of `ids`, or other numbers to choose by.
     scores: Vec<f64>,
-    /// `-ln` of the first arrival of each group.
-    firsts: Vec<f32>,
+    /// The first arrival of each group, and of groups after the last; empty until it is needed.
+    firsts: Vec<First>,
+    /// Tokens that may arrive first if they are not late.
+    candidates: Vec<u32>,
     /// The highest logit; until the first logits are computed, one that it reaches.
     max: f32,
     /// One divided by the temperature.
@@ -108,11 +120,13 @@ impl Race {
             pending: set(),
             asked: set(),
             known: set(),
+            lows: Vec::with_capacity(most_changes(vocab)),
             arrivals: Arrivals::new(0, 0, 0),
             step: Step::Highest,
             logits: Vec::with_capacity(2 * room),
             scores: Vec::with_capacity(room + vocab.div_ceil(2 * GROUP)),
-            firsts: Vec::with_capacity(vocab.div_ceil(4 * GROUP) * 4),
+            firsts: Vec::with_capacity(padded_groups(vocab)),
+            candidates: Vec::with_capacity(CANDIDATES + GROUP),
             max: f32::NEG_INFINITY,
             inverse: 1.0,
             cut: 0,
@@ -129,7 +143,9 @@ impl Race {
             + room * (size_of::<u32>() + 2 * size_of::<(u32, f32)>())
             + (room + vocab.div_ceil(2 * GROUP)) * size_of::<f64>()
             + 3 * vocab.div_ceil(GROUP) * size_of::<u64>()
-            + vocab.div_ceil(4 * GROUP) * 4 * size_of::<f32>()
+            + most_changes(vocab) * size_of::<f32>()
+            + padded_groups(vocab) * size_of::<First>()
+            + (CANDIDATES + GROUP) * size_of::<u32>()
     }
 
     /// Begins a draw from row `token`, whose index among the rows with bounds is `place`, or which has few allowed tokens.
@@ -137,6 +153,9 @@ impl Race {
         self.ids.clear();
         self.logits.clear();
         self.scores.clear();
+        self.firsts.clear();
+        self.lows.clear();
+        self.candidates.clear();
         for set in [&mut self.pending, &mut self.asked, &mut self.known] {
             set.clear();
         }
@@ -230,8 +249,13 @@ impl Race {
         if self.logits.len() + self.ids.len() > self.logits.capacity() {
             return false;
         }
+        let mut changed = self.ids.iter().filter(|&&id| has(&self.asked, id)).count();
         for change in b.changes {
-            if !self.ids.is_empty() && has(&self.asked, change.token) {
+            if changed == 0 {
+                break;
+            }
+            if has(&self.asked, change.token) {
+                changed -= 1;
                 let logit = &mut b.upper[change.token as usize];
                 *logit = change.apply(*logit);
                 drop_from(&mut self.pending, change.token);
@@ -254,10 +278,10 @@ impl Race {
         if let Some(mask) = b.mask {
             b.forbid_others(mask);
         }
-        b.change(&mut self.pending);
+        b.change(&mut self.pending, &mut self.lows);
         let vocab = b.upper.len();
         let least = match self.ask.params.keep() {
-            1 => b.least_of_highest(&self.pending),
+            1 => b.least_of_highest(highest(&self.lows), &self.pending),
             keep => b.least_of(keep, group(vocab), &self.pending, &mut self.scores),
         };
         if least == f32::NEG_INFINITY {
@@ -328,21 +352,21 @@ impl Race {
         if self.races > MAX_RACES {
             return false;
         }
-        self.find_firsts(b.high.len());
+        if self.races == 1 {
+            self.firsts.resize(padded_groups(b.upper.len()), First::default());
+            b.make_firsts(&self.arrivals, &mut self.firsts);
+        }
         let mut bar = self.first_to_arrive().map_or(f64::NEG_INFINITY, |(_, _, score)| score);
-        let (kept_for_sure, floor) = self.kept(b);
-        let highest = self.ids.len();
+        let kept = self.kept(b);
+        let count = self.ids.len();
         for &id in &self.ids {
-            let (group, id) = (id as usize / GROUP, id as usize);
             let lower = self.lower(id, b);
-            if lower > kept_for_sure {
-                let first = self.arrivals.firsts(group / 4)[group % 4];
-                let time = self.arrivals.of(id, first, self.arrivals.member(group));
-                bar = bar.max(self.scaled(lower) - f64::from(time).ln());
+            if lower > kept.0 {
+                bar = bar.max(self.scaled(lower) - f64::from(ln(self.time(id))));
             }
         }
         // The group that promises most sets a high bar for all others.
-        let promise = |group: usize| self.scaled(b.high[group]) + f64::from(self.firsts[group]);
+        let promise = |group: usize| self.scaled(b.high[group]) + f64::from(self.firsts[group].score);
         let groups = 0..b.high.len();
         let most_promising =
             groups.clone().map(|group| (promise(group), group)).max_by(|x, y| x.0.total_cmp(&y.0));
@@ -350,71 +374,94 @@ impl Race {
         self.scores.clear();
         for group in std::iter::once(likely).chain(groups.filter(|&group| group != likely)) {
             // Also skips nothing where a bound is NaN.
-            if self.scaled(b.high[group]) + f64::from(self.firsts[group]) < bar - MARGIN {
+            if self.scaled(b.high[group]) + f64::from(self.firsts[group].score) < bar - MARGIN {
                 continue;
             }
-            if !self.choose_from(group, b, (kept_for_sure, floor), &mut bar) {
+            self.find_candidates(group, b, kept.1, bar);
+            if (group == likely || self.candidates.len() >= CANDIDATES)
+                && !self.choose_candidates(b, kept, &mut bar)
+            {
                 return false;
             }
         }
-        let mut scores = std::iter::repeat_n(&f64::INFINITY, highest).chain(&self.scores);
+        if !self.choose_candidates(b, kept, &mut bar) {
+            return false;
+        }
+        let mut scores = std::iter::repeat_n(&f64::INFINITY, count).chain(&self.scores);
         self.ids.retain(|_| scores.next().is_none_or(|score| *score >= bar - MARGIN));
         true
     }
 
-    /// A lower bound of a logit; negative infinity if the logit is changed, because the bound is not that of a changed one.
-    fn lower(&self, id: usize, b: &Bounded<'_>) -> f32 {
-        let rows = b.rows(self.max, self.ask.params.temperature);
-        if has(&self.pending, id as u32) { f32::NEG_INFINITY } else { rows.lower(id) }
+    /// A lower bound of a logit, changed if it is.
+    fn lower(&self, id: u32, b: &Bounded<'_>) -> f32 {
+        if !has(&self.pending, id) {
+            return b.rows(self.max, self.ask.params.temperature).lower(id as usize);
+        }
+        let mut changed = b.changes.iter().zip(&self.lows);
+        changed.find(|(change, _)| change.token == id).map_or(f32::NEG_INFINITY, |(_, &low)| low)
     }
 
-    /// Chooses tokens of one group that may score `bar`, and raises it.
-    fn choose_from(
-        &mut self,
-        group: usize,
-        b: &Bounded<'_>,
-        (kept_for_sure, floor): (f32, f32),
-        bar: &mut f64,
-    ) -> bool {
-        let first = self.arrivals.firsts(group / 4)[group % 4];
-        let member = self.arrivals.member(group);
+    /// Makes candidates of the tokens of one group that would score `bar` if they arrived first in it.
+    fn find_candidates(&mut self, group: usize, b: &Bounded<'_>, floor: f32, bar: f64) {
+        let latest = f64::from(self.firsts[group].score) + MARGIN;
+        let least = floor.max(self.logit_of(bar - latest));
+        // Those that may be the highest have been chosen.
+        let max = self.max;
+        let may = |upper: f32| (upper >= least) & (upper < max);
         let ids = group * GROUP..b.upper.len().min((group + 1) * GROUP);
-        let latest = f64::from(self.firsts[group]) + MARGIN;
-        let mut least = floor.max(self.logit_of(*bar - latest));
-        for id in ids {
-            let upper = b.upper[id];
-            // Those that may be the highest have been chosen.
-            if upper < least || upper >= self.max || upper.is_nan() {
-                continue;
+        let (eights, rest) = b.upper[ids.clone()].as_chunks::<8>();
+        let mut find = |place: usize, uppers: &[f32]| {
+            let found = uppers.iter().enumerate().filter(|(_, upper)| may(**upper));
+            self.candidates.extend(found.map(|(i, _)| (ids.start + place + i) as u32));
+        };
+        for (i, uppers) in eights.iter().enumerate() {
+            // Most have none, which takes fewer steps to see without branches.
+            if uppers.iter().fold(false, |any, &upper| any | may(upper)) {
+                find(8 * i, uppers);
             }
-            let scaled = self.scaled(upper);
-            let late = f64::from(self.arrivals.of(id, first, member)).ln();
+        }
+        find(8 * eights.len(), rest);
+    }
+
+    /// Chooses those of the candidates that may score `bar`, and raises it; false if they are too many.
+    fn choose_candidates(&mut self, b: &Bounded<'_>, (kept_for_sure, _): (f32, f32), bar: &mut f64) -> bool {
+        let mut delays = [0.0; CANDIDATES + GROUP];
+        b.delays(&self.arrivals, &self.candidates, &mut delays);
+        for (i, delay) in (0..self.candidates.len()).zip(delays) {
+            let id = self.candidates[i];
+            let First { time, member, .. } = self.firsts[id as usize / GROUP];
+            let late = f64::from(ln(if id % GROUP as u32 == member { time } else { time + delay }));
+            let scaled = self.scaled(b.upper[id as usize]);
             if scaled - late < *bar - MARGIN {
                 continue;
             }
             if self.ids.len() >= most(b.upper.len()) {
                 return false;
             }
-            self.ids.push(id as u32);
+            self.ids.push(id);
             self.scores.push(scaled - late);
             let lower = self.lower(id, b);
             if lower > kept_for_sure {
                 *bar = bar.max(self.scaled(lower) - late);
-                least = floor.max(self.logit_of(*bar - latest));
             }
         }
+        self.candidates.clear();
         true
     }
 
-    /// `-ln` of the first arrivals of all groups.
-    fn find_firsts(&mut self, groups: usize) {
-        if self.races > 1 {
-            return;
+    /// When a token's group begins to arrive, and with which member.
+    fn first(&self, id: u32) -> (f32, usize) {
+        let group = id as usize / GROUP;
+        match self.firsts.get(group) {
+            Some(first) => (first.time, first.member as usize),
+            None => (self.arrivals.firsts(group / 4)[group % 4], self.arrivals.member(group)),
         }
-        self.firsts.clear();
-        for quad in 0..groups.div_ceil(4) {
-            self.firsts.extend(self.arrivals.firsts(quad).map(|first| -(f64::from(first).ln() as f32)));
-        }
+    }
+
+    /// When a token arrives.
+    fn time(&self, id: u32) -> f32 {
+        let (first, member) = self.first(id);
+        self.arrivals.of(id as usize, first, member)
     }
 
     /// `(logit - max) / temperature`
@@ -451,13 +498,12 @@ impl Race {
             if units(weight) < least || key(logit, id as usize) <= self.cut {
                 continue;
             }
-            let group = id as usize / GROUP;
-            let begins = self.arrivals.firsts(group / 4)[group % 4];
+            let (begins, member) = self.first(id);
             // No member arrives before the first.
             if first.is_some_and(|(_, _, best)| begins / weight > best) {
                 continue;
             }
-            let time = self.arrivals.of(id as usize, begins, self.arrivals.member(group)) / weight;
+            let time = self.arrivals.of(id as usize, begins, member) / weight;
             if first.is_none_or(|(other, _, best)| time < best || time == best && id < other) {
                 first = Some((id, logit, time));
             }
@@ -502,17 +548,17 @@ impl Race {
             return (self.ids.len() > most(b.upper.len())).then_some(Next::All);
         }
         let rows = Rows { at: logit, top_p, known: &self.known, ..b.rows(self.max, temperature) };
-        let others = (b.shares)(&rows, 0..self.known.len());
-        if known + others.most < -slack {
+        if b.most(&rows, -slack - known) < -slack - known {
             return Some(Next::Nothing(id));
         }
-        if known + others.least > slack {
+        if known + b.least(&rows) > slack {
             self.cut = at;
             self.cut_logit = logit;
             self.step = Step::Contenders;
             return None;
         }
-        Some(self.narrow(known + others.middle, logit, b))
+        let middle = b.shares(&rows, 0..self.known.len()).middle;
+        Some(self.narrow(known + middle, logit, b))
     }
 
     /// Chooses the logits without which it is open whether the token with logit `at` is kept. With all logits in the middle
@@ -527,7 +573,7 @@ impl Race {
         let (vocab, panels) = (b.upper.len(), self.known.len());
         let rows = Rows { at, top_p, known: &self.known, ..b.rows(self.max, temperature) };
         let widths = |panel: usize| {
-            let [least, between, most] = (b.shares)(&rows, panel..panel + 1).rows;
+            let [least, between, most] = b.shares(&rows, panel..panel + 1).rows;
             let width = |i: usize| if middle < 0.0 { most[i] - between[i] } else { between[i] - least[i] };
             std::array::from_fn::<f32, GROUP, _>(width)
         };
