@@ -3,8 +3,9 @@
 
     python3 tools/plot-speed/plot.py record/MACHINE/DATE-peers.jsonl docs/images/speed.svg
 
-Every bar is the median of the rounds in the record, with two threads. The dashed line is what the machine allowed in
-the same rounds: the lower of its memory bandwidth over the bytes of a step and its integer peak over the products.
+Every bar is the median of the rounds in the record, with two threads. The dashed line is the most that the machine
+allowed in one of these rounds: the lower of its memory bandwidth over the bytes of a step and its integer peak over the
+products.
 Needs Python 3 and nothing else.
 """
 
@@ -59,8 +60,8 @@ def measured(path):
                 if prefill["tokens"] == 512:
                     add(speeds, (engine, None), prefill["tok_s"])
                     add(limits, None, products)
-    middle = lambda table: {key: median(values) for key, values in table.items()}
-    return middle(speeds), middle(limits)
+    of = lambda pick, table: {key: pick(values) for key, values in table.items()}
+    return of(median, speeds), of(max, limits)
 
 
 def panel(title, batch, speeds, limits, top):
