@@ -236,7 +236,9 @@ mod tests {
         let mut ended_early = 0;
         let FloatKernels { least, most, .. } = scalar::KERNELS.floats;
         for (temperature, top_p) in [(0.7, 0.9), (1.0, 0.5), (0.3, 0.95), (5.0, 0.2)] {
-            for at in (0..VOCAB).step_by(7).map(|i| logits[i]) {
+            // Also with all tokens after the one in question, and with all before it.
+            let all = [max + 10.0, -100.0];
+            for at in (0..VOCAB).step_by(7).map(|i| logits[i]).chain(all) {
                 let a = Rows {
                     upper: &upper,
                     high: &high,
