@@ -51,6 +51,7 @@ mod int8;
 mod kv;
 mod operation;
 pub mod order;
+mod page_cache;
 mod reference;
 mod scales;
 #[cfg(windows)]
@@ -72,6 +73,7 @@ pub use operation::{
     DeltaShape, DeltaWeights, DraftLog, ExpertShape, Gate, Grouping, HeadNorms, Norm, Norms, Rotate,
     RowOrder, RowsKind, Run, Step,
 };
+pub use page_cache::in_page_cache;
 pub use reference::Reference;
 #[cfg(windows)]
 pub use windows::{windows_memory, windows_peak_memory};

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
+use bitnet_kernels::in_page_cache;
 use parking_lot::Mutex;
 use twox_hash::XxHash3_128;
 
@@ -300,27 +301,17 @@ impl Held {
 }
 
 /// Has the system hold the bytes after a header; returns false if it cannot read without waiting.
-fn hold(file: &File, bytes: usize, buffer: &mut [u8]) -> Result<bool, Damage> {
-    let (mut held, mut file) = (true, file);
-    for start in (0..bytes).step_by(READ) {
-        let end = bytes.min(start + READ);
-        // Bytes are forgotten by pages or more, one after the other. What follows may be on its way from the disk.
-        for at in [start, end - 1] {
-            if held {
-                match read_held(file, HEADER + at, &mut [0]) {
-                    Ok(read) => held = read > 0,
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => held = false,
-                    Err(_) => return Ok(false),
-                }
-            }
-        }
-        if !held {
-            let read = file
-                .seek(SeekFrom::Start((HEADER + start) as u64))
-                .and_then(|_| file.read_exact(&mut buffer[..end - start]));
-            read.map_err(|_| Damage::Length)?;
-        }
+fn hold(mut file: &File, bytes: usize, buffer: &mut [u8]) -> Result<bool, Damage> {
+    match read_held(file, HEADER, &mut [0]) {
+        Err(e) if e.kind() != ErrorKind::WouldBlock => return Ok(false),
+        _ if in_page_cache(file, HEADER + bytes) => return Ok(true),
+        _ => {}
     }
+    let mut read = || {
+        file.seek(SeekFrom::Start(HEADER as u64))?;
+        (0..bytes).step_by(READ).try_for_each(|start| file.read_exact(&mut buffer[..READ.min(bytes - start)]))
+    };
+    read().map_err(|_| Damage::Length)?;
     Ok(true)
 }
 
