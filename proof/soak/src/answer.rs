@@ -66,6 +66,11 @@ impl Answer {
         Ok(())
     }
 
+    /// Whether a deadline or the server's timeout ended any of its texts.
+    pub fn is_cut(&self) -> bool {
+        self.choices.iter().any(|choice| choice.cut)
+    }
+
     /// Checks whether a whole answer can be right for this request.
     pub fn judge(&self, ask: &Ask) -> Result<(), String> {
         let (prompt, completion) = self.usage.ok_or("the counts were not reported")?;

@@ -82,6 +82,8 @@ pub(super) struct Ledger {
     /// Requests that the server answered with 200, whether completed or not.
     pub complete: u64,
     pub resumed: u64,
+    /// Those of them that a deadline cut short; the server counts them as timeouts.
+    cut: u64,
     pub left: u64,
     pub gone: u64,
     not_sent: u64,
@@ -124,6 +126,7 @@ impl Ledger {
                 let resumed = entry.outcome == Outcome::Resumed;
                 self.complete += u64::from(!resumed);
                 self.resumed += u64::from(resumed);
+                self.cut += u64::from(entry.answer.as_ref().is_some_and(Answer::is_cut));
                 self.answered_tokens += entry.tokens;
                 self.prompt_tokens += entry.prompt_tokens + entry.earlier.0;
                 self.tokens += entry.tokens + entry.earlier.1;
@@ -179,7 +182,8 @@ impl Ledger {
         let loose = self.left + self.resumed + self.gone + late;
         let mut rows = vec![
             ("requests ended or rejected", counted(ended, "") + counted(rejected, ""), known, self.gone),
-            ("requests complete", counted(ended, "complete"), self.complete + self.resumed, loose),
+            ("requests complete", counted(ended, "complete"), self.complete + self.resumed - self.cut, loose),
+            ("requests whose time was over", counted(ended, "timeout"), self.cut, loose),
             (
                 "prompt tokens",
                 counted("bitnet_prompt_tokens_total", ""),
@@ -223,11 +227,9 @@ mod tests {
         Entry { outcome, tokens, prompt_tokens: 5, ..Entry::new(&ask(0)) }
     }
 
-    fn records(told: &str) -> Vec<String> {
+    fn problems(told: &str, entries: &[Entry]) -> Vec<String> {
         let mut ledger = Ledger::default();
-        ledger.add(&entry(Outcome::Complete, 7));
-        ledger.add(&entry(Outcome::Complete, 8));
-        ledger.add(&entry(Outcome::Refused("queue_full".into()), 0));
+        entries.iter().for_each(|entry| ledger.add(entry));
         ledger.reconcile(&Metrics::parse(told));
         ledger.problems
     }
@@ -237,7 +239,12 @@ mod tests {
         let told = "bitnet_requests_total{class=\"normal\",reason=\"complete\"} 2\n\
                     bitnet_requests_rejected_total{reason=\"queue_full\"} 1\n\
                     bitnet_prompt_tokens_total 10\nbitnet_generation_tokens_total 15\n";
-        assert_eq!(records(told), [""; 0]);
+        let entries = [
+            entry(Outcome::Complete, 7),
+            entry(Outcome::Complete, 8),
+            entry(Outcome::Refused("queue_full".into()), 0),
+        ];
+        assert_eq!(problems(told, &entries), [""; 0]);
         for (right, wrong) in [
             ("\"complete\"} 2", "\"complete\"} 3"),
             ("\"queue_full\"} 1", "\"queue_full\"} 0"),
@@ -247,7 +254,24 @@ mod tests {
             ("_tokens_total 15\n", "_tokens_total 15\nbitnet_kv_blocks_used 1\n"),
             ("_tokens_total 15\n", "_tokens_total 15\nbitnet_row_faults_total{kind=\"panic\"} 1\n"),
         ] {
-            assert!(told.contains(right) && !records(&told.replace(right, wrong)).is_empty(), "{wrong}");
+            let found = problems(&told.replace(right, wrong), &entries);
+            assert!(told.contains(right) && !found.is_empty(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_its_deadline_cut_short_is_counted_as_a_timeout() {
+        let told = |complete: u8, timeout: u8| {
+            let ended = |reason, count| format!("bitnet_requests_total{{reason=\"{reason}\"}} {count}\n");
+            let tokens = "bitnet_prompt_tokens_total 10\nbitnet_generation_tokens_total 15\n";
+            ended("complete", complete) + &ended("timeout", timeout) + tokens
+        };
+        let mut cut = Answer::new(2);
+        cut.choices[1].cut = true;
+        let entries =
+            [entry(Outcome::Complete, 7), Entry { answer: Some(cut), ..entry(Outcome::Complete, 8) }];
+        assert_eq!(problems(&told(1, 1), &entries), [""; 0]);
+        assert!(!problems(&told(2, 0), &entries).is_empty());
+        assert!(!problems(&told(1, 2), &entries).is_empty());
     }
 }

@@ -212,8 +212,7 @@ impl Crowd<'_> {
         records.ledger.add(&entry);
         if let Some(answer) = entry.answer.take().filter(|_| number.is_multiple_of(SAMPLED)) {
             // A deadline ends a text at any point.
-            let whole =
-                entry.outcome != ledger::Outcome::Left && !answer.choices.iter().any(|choice| choice.cut);
+            let whole = entry.outcome != ledger::Outcome::Left && !answer.is_cut();
             records.sample.push((number, answer, whole));
         }
     }
