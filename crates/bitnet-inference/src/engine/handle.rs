@@ -138,7 +138,7 @@ bitnet_tensor::opaque_debug!(RequestHandle { id, seed });
 
 impl Drop for RequestHandle {
     fn drop(&mut self) {
-        if !self.mailbox.is_closed() {
+        if self.mailbox.open() > 0 {
             self.cancel();
         }
     }

@@ -111,11 +111,12 @@ impl Live {
     /// Ends all open choices with `error`.
     pub fn fail(&mut self, error: &RequestError) {
         self.leave(usize::MAX);
-        let failed = self.mailbox.close(error);
+        let failed = self.mailbox.open();
         // While this thread panics, a second panic, in a recorder, would abort the process.
         if failed > 0 && !std::thread::panicking() {
             self.shared.add(Counter::Failed, failed as u64);
         }
+        self.mailbox.close(error);
     }
 }
 

@@ -119,16 +119,18 @@ impl Mailbox {
         std::mem::take(&mut self.state.lock().scored)
     }
 
-    /// Ends all open choices with `error` and returns their number.
-    pub fn close(&self, error: &RequestError) -> usize {
+    /// Ends all open choices with `error`.
+    pub fn close(&self, error: &RequestError) {
         let open =
             |m: &Mailbox| Some(m.state.lock().open).filter(|&open| open != 0).map(u128::trailing_zeros);
-        let mut closed = 0;
         while let Some(choice) = open(self) {
             self.push(Update::Ended { choice, end: Err(error.clone()), logits: None });
-            closed += 1;
         }
-        closed
+    }
+
+    /// Number of choices that have not ended.
+    pub fn open(&self) -> u32 {
+        self.state.lock().open.count_ones()
     }
 
     /// Whether the request is paused because the reader is behind.
@@ -144,11 +146,6 @@ impl Mailbox {
     /// The time of cancellation, if the request is cancelled.
     pub fn cancelled(&self) -> Option<Instant> {
         self.cancelled.get().copied()
-    }
-
-    /// Whether every choice has ended.
-    pub fn is_closed(&self) -> bool {
-        self.state.lock().open == 0
     }
 
     /// Takes the next update, and whether a paused request may now go on; `None` when every choice has ended. If there is

@@ -113,7 +113,6 @@ impl Readers {
     pub fn fail(&mut self, error: &RequestError) {
         self.live.drain().for_each(|(_, mut live)| live.fail(error));
         self.batches.clear();
-        self.changed = true;
     }
 
     /// Publishes the status if something other than a step has changed it.
@@ -211,8 +210,8 @@ impl Readers {
         }
     }
 
-    /// Delivers all events of the scheduler, and returns whether there were any.
-    pub fn deliver_events(&mut self, scheduler: &mut Scheduler, stepper: &mut Stepper<'_>) -> bool {
+    /// Delivers all events of the scheduler.
+    pub fn deliver_events(&mut self, scheduler: &mut Scheduler, stepper: &mut Stepper<'_>) {
         for (id, logits) in stepper.wanted_logits.drain(..) {
             if let Some(live) = self.live.get_mut(&id.request) {
                 live.logits = Some(logits);
@@ -229,9 +228,7 @@ impl Readers {
             }
         }
         let mut tokens = 0;
-        let mut any = false;
         while let Some(event) = scheduler.next_event() {
-            any = true;
             match event {
                 Event::Admitted(id, micros) => {
                     if let Some(live) = self.live.get_mut(&id.request) {
@@ -252,7 +249,6 @@ impl Readers {
             }
         }
         self.count(&mut tokens);
-        any
     }
 
     /// Counts tokens that have been delivered.

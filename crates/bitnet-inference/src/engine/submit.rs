@@ -220,9 +220,9 @@ impl Submitter {
     }
 
     fn send(&self, group: Vec<Live>, requests: usize) -> Result<(), SubmitError> {
-        self.ingress.send(group).map_err(|_| SubmitError::Stopped)?;
+        // Count them before the engine can count their ends.
         self.shared.add(Counter::Requests, requests as u64);
-        Ok(())
+        self.ingress.send(group).map_err(|_| SubmitError::Stopped)
     }
 
     /// Creates both ends of a request that is already counted.

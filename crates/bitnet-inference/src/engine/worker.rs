@@ -120,10 +120,11 @@ impl Worker {
         self.deliver();
     }
 
-    /// Delivers what has happened outside a step.
+    /// Delivers what has happened outside a step. A reader who sees an end finds it in the published status.
     fn deliver(&mut self) {
-        let any = self.readers.deliver_events(&mut self.steps.scheduler, &mut self.steps.stepper);
-        self.readers.changed |= any;
+        self.readers.changed |= self.steps.scheduler.has_events();
+        self.readers.publish_changes(&self.steps);
+        self.readers.deliver_events(&mut self.steps.scheduler, &mut self.steps.stepper);
     }
 
     /// Recovers from a panic outside the work of a single request. The bookkeeping is no longer trusted: requests in
@@ -131,8 +132,10 @@ impl Worker {
     fn restart(&mut self, message: String) {
         self.readers.shared.watchdog.lock().end();
         self.readers.shared.add(Counter::Restarts, 1);
-        self.readers.fail(&RequestError::Panic { message });
         self.steps.restart();
+        self.readers.changed = true;
+        self.readers.publish_changes(&self.steps);
+        self.readers.fail(&RequestError::Panic { message });
     }
 
     /// Restarts if the scheduler has broken one of its rules, because sequences might then read others' blocks.
@@ -156,7 +159,6 @@ impl Worker {
         self.readers.start_batches(self.draining, &mut self.steps);
         self.steps.scheduler.tick(self.steps.now());
         self.deliver();
-        self.readers.publish_changes(&self.steps);
     }
 
     fn execute(&mut self, command: Command) {

@@ -201,6 +201,11 @@ impl Scheduler {
         self.drafter = false;
     }
 
+    /// Whether [`Scheduler::next_event`] returns one.
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Takes the oldest event.
     pub fn next_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();

@@ -395,7 +395,6 @@ fn dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
     for _ in 0..200 {
         drop(engine.submit(Request::new([1, 2], greedy(400))).unwrap());
     }
-    idle(&engine);
     until(|| engine.metrics().snapshot().get(Counter::Cancelled) == 200);
     // A few may have started, but none was finished.
     assert!(engine.metrics().snapshot().get(Counter::GeneratedTokens) < 200 * 400);
@@ -404,7 +403,8 @@ fn dropping_a_handle_cancels_also_before_the_engine_has_seen_it() {
 
 #[test]
 fn a_cancelled_request_reports_it_and_keeps_its_tokens() {
-    let (engine, _) = slow_engine(config(), Duration::from_millis(1));
+    // What is not read pauses, so that the text does not end first.
+    let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
     let mut handle = engine.submit(Request::new([1, 2], greedy(400))).unwrap();
     let first: Vec<_> = handle.by_ref().take(3).collect();
     handle.cancel();
@@ -436,7 +436,7 @@ fn shutdown_ends_every_handle_and_refuses_new_requests() {
 
 #[test]
 fn an_immediate_shutdown_ends_a_patient_one_and_both_get_the_same_report() {
-    let (engine, _) = slow_engine(config(), Duration::from_millis(1));
+    let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
     let handle = engine.submit(Request::new([1], greedy(500))).unwrap();
     std::thread::scope(|scope| {
         let patient = scope.spawn(|| engine.shutdown(Duration::MAX));
@@ -445,12 +445,13 @@ fn an_immediate_shutdown_ends_a_patient_one_and_both_get_the_same_report() {
         assert!(!patient.join().unwrap().complete);
     });
     assert_eq!(handle.wait(), Err(RequestError::Stopped));
+    assert_eq!((engine.status().running, engine.status().kv_used), (0, 0));
     assert!(!engine.shutdown(SOON).complete, "it stays so");
 }
 
 #[test]
 fn dropping_the_engine_under_load_ends_every_handle_with_an_error() {
-    let (engine, _) = slow_engine(config(), Duration::from_millis(1));
+    let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
     let handles = engine.submit_all((0..30).map(|i| Request::new([i], greedy(400))).collect()).unwrap();
     drop(engine);
     for handle in handles {
@@ -458,10 +459,10 @@ fn dropping_the_engine_under_load_ends_every_handle_with_an_error() {
     }
 }
 
-/// An engine with one place, whose queue takes so many sequences and 10 tokens; it computes while the gate is open.
-fn gated(max_queued_requests: usize) -> (Engine, Arc<parking_lot::Mutex<()>>) {
+/// An engine whose forward passes wait while the gate is locked, with the gate.
+fn gated_engine(config: EngineConfig) -> (Engine, Arc<parking_lot::Mutex<()>>) {
     let gate = Arc::new(parking_lot::Mutex::new(()));
-    let inner = gate.clone();
+    let inner = Arc::clone(&gate);
     let hook = move |_: &Batch, logits: Option<&mut Logits>| {
         if logits.is_none() {
             drop(inner.lock());
@@ -469,8 +470,17 @@ fn gated(max_queued_requests: usize) -> (Engine, Arc<parking_lot::Mutex<()>>) {
         Ok(())
     };
     let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
-    let config = EngineConfig { max_batch_size: 1, max_queued_requests, max_queued_tokens: 10, ..config() };
     (Engine::start(model, config).unwrap(), gate)
+}
+
+/// The settings of an engine with one place.
+fn one_place() -> EngineConfig {
+    EngineConfig { max_batch_size: 1, ..config() }
+}
+
+/// A gated engine with one place, whose queue takes so many sequences and 10 tokens.
+fn gated(max_queued_requests: usize) -> (Engine, Arc<parking_lot::Mutex<()>>) {
+    gated_engine(EngineConfig { max_queued_requests, max_queued_tokens: 10, ..one_place() })
 }
 
 #[test]
@@ -518,7 +528,7 @@ fn a_stream_gives_tokens_in_order_and_then_its_end() {
     use futures_core::Stream;
     let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
     let mut stream = engine.submit(Request::new([1, 2], greedy(50))).unwrap();
-    std::thread::sleep(Duration::from_millis(50)); // long enough to fill a mailbox of four
+    until(|| engine.metrics().snapshot().get(Counter::Pauses) > 0);
     let updates = block_on(async {
         let mut updates = Vec::new();
         while let Some(update) =
@@ -533,12 +543,11 @@ fn a_stream_gives_tokens_in_order_and_then_its_end() {
         assert_eq!(*update, Update::Token { choice: 0, index: i, token: *token, logprobs: None });
     }
     assert!(matches!(&updates[50], Update::Ended { end: Ok(end), .. } if end.finish == FinishReason::Length));
-    assert!(engine.metrics().snapshot().get(Counter::Pauses) > 0);
 }
 
 #[test]
 fn a_reader_that_stops_reading_pauses_its_request_and_fails_in_the_end() {
-    let config = EngineConfig { mailbox: 4, slow_reader_timeout: Duration::from_millis(50), ..config() };
+    let config = EngineConfig { mailbox: 4, slow_reader_timeout: Duration::from_secs(1), ..config() };
     let (engine, _) = engine(config);
     let asleep = engine.submit(Request::new([1, 2], greedy(400))).unwrap();
     let awake = engine.submit(Request::new([3], greedy(100))).unwrap();
@@ -562,7 +571,8 @@ fn a_batch_reads_all_its_answers_as_they_come() {
 #[test]
 fn requests_submitted_in_turn_pause_when_their_caller_has_them_and_does_not_read() {
     let config = EngineConfig { mailbox: 4, slow_reader_timeout: Duration::from_millis(50), ..config() };
-    let (engine, _) = engine(config);
+    // Slow enough for the mailbox to have its limit before it is full.
+    let (engine, _) = slow_engine(config, Duration::from_millis(1));
     let unread = engine.submit_all(vec![Request::new([1, 2], greedy(400))]).unwrap();
     until(|| engine.metrics().snapshot().get(Counter::Failed) == 1);
     for handle in unread {
@@ -582,21 +592,25 @@ fn a_request_that_takes_too_long_fails() {
 
 #[test]
 fn receiving_with_a_timeout_gives_up_in_time() {
-    let (engine, _) = slow_engine(config(), Duration::from_millis(100));
+    let (engine, gate) = gated_engine(config());
+    let closed = gate.lock();
     let mut handle = engine.submit(Request::new([1], greedy(1))).unwrap();
     assert_eq!(handle.recv_timeout(Duration::from_millis(5)), Err(Elapsed));
+    drop(closed);
     assert!(matches!(handle.recv_timeout(SOON), Ok(Some(Update::Token { .. }))));
 }
 
 #[test]
 fn a_request_joins_between_the_steps_of_another() {
-    let (engine, counts) = slow_engine(config(), Duration::from_millis(1));
-    let mut long = engine.submit(Request::new([1], greedy(100))).unwrap();
-    long.recv();
+    let (engine, gate) = gated_engine(config());
+    let closed = gate.lock();
+    let long = engine.submit(Request::new([1], greedy(100))).unwrap();
+    until(|| engine.queue().sequences == 0);
     let short = engine.submit(Request::new([2], greedy(5))).unwrap();
+    drop(closed);
     assert_eq!(tokens(short), alone(&[2], &greedy(5)));
-    assert!(!matches!(long.by_ref().last(), Some(Update::Ended { end: Err(_), .. })));
-    assert_eq!(counts.widest.load(Relaxed), 2);
+    assert_eq!(tokens(long), alone(&[1], &greedy(100)));
+    assert_eq!(engine.metrics().snapshot().measure(Measure::BatchSize).max, 2.0);
 }
 
 #[test]
@@ -861,36 +875,19 @@ fn a_restarted_scheduler_keeps_what_it_has_learned_and_counted() {
 
 #[test]
 fn as_much_of_a_large_group_enters_the_queue_as_others_leave_room_for() {
-    let each = Duration::from_millis(1);
-    let (engine, _) =
-        slow_engine(EngineConfig { max_batch_size: 1, max_queued_requests: 4, ..config() }, each);
+    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 4, ..one_place() });
+    let closed = gate.lock();
     let first = engine.submit(Request::new([1], greedy(500))).unwrap();
-    let second = engine.submit_timeout(Request::new([2], greedy(1)), SOON).unwrap();
+    until(|| engine.queue().sequences == 0);
+    let second = engine.submit(Request::new([2], greedy(1))).unwrap();
     std::thread::scope(|scope| {
         let group = scope.spawn(|| engine.submit_all((0..9).map(|i| Request::new([i], greedy(2))).collect()));
-        let begun = Instant::now();
-        while engine.status().waiting < 4 {
-            assert!(begun.elapsed() < SOON, "{:?}", engine.status());
-            std::thread::yield_now();
-        }
+        until(|| engine.queue().sequences == 4);
         first.cancel();
+        drop(closed);
         assert_eq!(tokens(second).len(), 1);
         assert_eq!(group.join().unwrap().unwrap().into_iter().map(|h| tokens(h).len()).sum::<usize>(), 18);
     });
-}
-
-/// An engine with one place whose forward passes wait while the gate is locked, with the gate.
-fn gated_engine(config: EngineConfig) -> (Engine, Arc<parking_lot::Mutex<()>>) {
-    let gate = Arc::new(parking_lot::Mutex::new(()));
-    let inner = Arc::clone(&gate);
-    let hook = move |_: &Batch, logits: Option<&mut Logits>| {
-        if logits.is_none() {
-            drop(inner.lock());
-        }
-        Ok(())
-    };
-    let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
-    (Engine::start(model, EngineConfig { max_batch_size: 1, ..config }).unwrap(), gate)
 }
 
 /// A recorder that keeps the reports of stalled steps.
@@ -914,13 +911,15 @@ fn a_forward_pass_that_hangs_is_noticed_reported_once_and_not_waited_for() {
     let config = EngineConfig {
         step_limit: Duration::from_millis(50),
         recorder: Some(Arc::clone(&stalls) as _),
-        ..config()
+        ..one_place()
     };
     let (engine, gate) = gated_engine(config);
     assert_eq!((engine.status().step_age, engine.stalled()), (None, None));
     assert_eq!(tokens(engine.submit(Request::new([1, 2, 3], greedy(2))).unwrap()).len(), 2);
     idle(&engine);
     assert_eq!(engine.stalled(), None);
+    // On a busy machine even these steps may have been long.
+    stalls.0.lock().clear();
     let closed = gate.lock();
     let handle = engine.submit(Request::new([4, 5, 6, 7], greedy(3))).unwrap();
     until(|| engine.stalled().is_some());
@@ -949,7 +948,7 @@ fn several(count: u32, n: usize) -> Vec<Request> {
 
 #[test]
 fn requests_that_belong_together_enter_the_queue_together_or_not_at_all() {
-    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 4, ..config() });
+    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 4, ..one_place() });
     let closed = gate.lock();
     let running = engine.submit(Request::new([1], greedy(3))).unwrap();
     until(|| engine.queue().sequences == 0);
@@ -984,7 +983,7 @@ fn prompts_that_belong_together_and_exceed_the_backlog_never_fit() {
 
 #[test]
 fn every_choice_counts_as_a_sequence_in_the_queue_and_its_prompt_once() {
-    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 6, ..config() });
+    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 6, ..one_place() });
     let closed = gate.lock();
     let running = engine.submit(Request::new([1], greedy(3))).unwrap();
     until(|| engine.queue().sequences == 0);
@@ -1002,7 +1001,7 @@ fn every_choice_counts_as_a_sequence_in_the_queue_and_its_prompt_once() {
 
 #[test]
 fn submitting_asynchronously_waits_for_room_without_holding_its_thread() {
-    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 2, ..config() });
+    let (engine, gate) = gated_engine(EngineConfig { max_queued_requests: 2, ..one_place() });
     let closed = gate.lock();
     let running = engine.submit(Request::new([1], greedy(3))).unwrap();
     until(|| engine.queue().sequences == 0);
@@ -1109,11 +1108,18 @@ fn calibration_learns_the_times_of_steps_before_any_request() {
         Ok(())
     };
     let model = HashModel::new(VOCAB, CONTEXT, limits()).with_hook(Box::new(hook));
-    let (mut stepper, mut times) = (Stepper::new(Box::new(model)), StepModel::default());
-    stepper.calibrate(16, |load, micros| times.observe(load, micros));
-    let of =
-        |decodes| times.predict(StepLoad { decodes, context: 32 * decodes, ..StepLoad::default() }).unwrap();
-    assert!(of(8) > 12e3 && of(16) > 24e3 && of(16) > 1.5 * of(8), "{} {}", of(8), of(16));
+    let mut stepper = Stepper::new(Box::new(model));
+    let mut learned = || {
+        let mut times = StepModel::default();
+        stepper.calibrate(16, |load, micros| times.observe(load, micros));
+        [8, 16].map(|decodes| {
+            let load = StepLoad { decodes, context: 32 * decodes, ..StepLoad::default() };
+            times.predict(load).unwrap()
+        })
+    };
+    // A step that a busy machine delays is learned as well, so the best of three counts.
+    let of = [(); 3].map(|()| learned());
+    assert!(of.iter().any(|&[of8, of16]| of8 > 12e3 && of16 > 24e3 && of16 > 1.5 * of8), "{of:?}");
 }
 
 #[test]

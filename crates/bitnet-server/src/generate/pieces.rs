@@ -100,6 +100,8 @@ pub(crate) enum Finish {
 
 /// The pieces of the answers to all prompts of a request, as they are generated. Dropping them cancels unfinished choices.
 pub(crate) struct Pieces {
+    /// Before the handles, so that a request that is dropped is counted before its memory is free.
+    record: Record,
     handles: Vec<RequestHandle>,
     /// Choices for each prompt.
     n: usize,
@@ -119,7 +121,6 @@ pub(crate) struct Pieces {
     cached: usize,
     /// How well the ended choices were predicted.
     predicted: Option<Predicted>,
-    record: Record,
 }
 
 /// The prompts of a request that echoes them; `echoes` has their echoes once they are known.

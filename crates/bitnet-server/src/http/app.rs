@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use axum::{extract::Request, http::HeaderMap};
+use axum::{
+    extract::Request,
+    http::{HeaderMap, StatusCode},
+};
 use bitnet::{inference::DrainReport, kernels::gpu::Recorded};
 
 use crate::{
@@ -112,9 +115,12 @@ pub(crate) async fn read<T: Send + 'static>(
     let (head, body) = request.into_parts();
     let received = receive(&app.bodies, &app.config, &head, body).await?;
     let reading = Reading::of(&head, app.config.request_timeout)?;
-    let place = app.readers.place(received.bytes.len(), service, &reading).await;
-    let place =
-        place.inspect_err(|refused| service.metrics.rejected(refused.body.code.unwrap_or("other")))?;
+    let count = |refused: &ApiError| {
+        if refused.status == StatusCode::TOO_MANY_REQUESTS {
+            service.metrics.rejected(refused.body.code.unwrap_or("other"));
+        }
+    };
+    let place = app.readers.place(received.bytes.len(), service, &reading).await.inspect_err(count)?;
     let _hang_up = HangUp(Arc::clone(&reading.gone));
     let app = Arc::clone(app);
     let worked = blocking(move || {
@@ -124,7 +130,7 @@ pub(crate) async fn read<T: Send + 'static>(
         drop(place);
         worked
     });
-    worked.await?
+    worked.await?.inspect_err(count)
 }
 
 #[cfg(test)]
@@ -174,6 +180,35 @@ mod tests {
         drop(tokio::time::timeout(SOON, free).await.unwrap().unwrap());
     }
 
+    /// How many requests were refused for this reason.
+    fn refused(app: &App, reason: &str) -> u64 {
+        let service = app.service().unwrap();
+        let text = service.metrics.text(&service.engine);
+        let reason = format!("reason=\"{reason}\"");
+        let mut lines = text.lines().filter(|line| line.starts_with("bitnet_requests_rejected_total{"));
+        let line = lines.find(|line| line.contains(&reason));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_time_is_over_while_it_is_read_is_counted_as_refused() {
+        let app = app(1);
+        let reading = read(&app, request("20"), |_, _, _, reading| -> Result<(), ApiError> {
+            loop {
+                reading.check()?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let late = reading.await.unwrap_err();
+        assert_eq!((late.status.as_u16(), late.body.code), (429, Some("deadline")));
+        assert_eq!(refused(&app, "deadline"), 1);
+        let wrong = |_: &Service, _: &HeaderMap, _: &[u8], _: &Reading| -> Result<(), ApiError> {
+            Err(ApiError::field("n", "no"))
+        };
+        assert_eq!(read(&app, request("60000"), wrong).await.unwrap_err().status.as_u16(), 400);
+        assert_eq!(refused(&app, "other"), 0);
+    }
+
     #[tokio::test]
     async fn a_body_without_a_place_waits_within_its_time_and_the_bounds_of_the_queue() {
         let app = app(2);
@@ -196,6 +231,7 @@ mod tests {
         }
         let late = hold("50").await.unwrap().unwrap_err();
         assert_eq!((late.status.as_u16(), late.body.code), (429, Some("deadline")));
+        assert_eq!(refused(&app, "deadline"), 1);
         let waiting = [hold("60000"), hold("60000")];
         while app.readers.waiting.load(Relaxed) < 2 {
             tokio::task::yield_now().await;
