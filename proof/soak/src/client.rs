@@ -179,8 +179,17 @@ fn resumed(client: &Client, ask: &Ask, after: usize, entry: &mut Entry) -> Resul
             let (prompt, tokens) = (entry.prompt_tokens, entry.tokens);
             let outcome = stream(reply, ask, entry, begun, Some(before))
                 .map_err(|problem| format!("resumed after {after} events: {problem}"))?;
-            entry.earlier = (prompt, tokens);
-            return Ok(if outcome == Outcome::Complete { Outcome::Resumed } else { outcome });
+            return Ok(match outcome {
+                Outcome::Complete => {
+                    entry.earlier = (prompt, tokens);
+                    Outcome::Resumed
+                }
+                Outcome::Refused(code) => {
+                    entry.refusals.push(code);
+                    Outcome::Left
+                }
+                other => other,
+            });
         }
         match refused(reply, ask)? {
             Outcome::Refused(code) => entry.refusals.push(code),

@@ -45,7 +45,7 @@ pub(super) struct Entry {
     pub earlier: (u64, u64),
     /// Last event of the stream that is resumed.
     pub last_event: String,
-    /// Codes of refusals before it was accepted.
+    /// Codes of refusals of its other requests.
     pub refusals: Vec<String>,
     pub answer: Option<Answer>,
 }
@@ -119,6 +119,11 @@ impl Ledger {
         *self.kinds.entry(entry.kind).or_default() += 1;
         for code in &entry.refusals {
             *self.refused.entry(code.clone()).or_default() += 1;
+            // A request that timed out may have begun.
+            if code == "deadline" {
+                self.possible_prompt_tokens += entry.prompt_tokens;
+                self.unread += entry.tokens + entry.unread;
+            }
         }
         self.first.extend(entry.first.map(|seconds| (seconds, entry.interactive)));
         match &entry.outcome {

@@ -55,9 +55,9 @@ impl Ask {
     }
 
     /// Whether its time may be over before its answer is whole: by its own deadline, or by the server's timeout where
-    /// no goal limits how long it waits.
+    /// no goal limits how long it waits, or where it is the client that waits.
     pub fn may_be_cut(&self) -> bool {
-        self.deadline.is_some() || self.background
+        self.deadline.is_some() || self.background || matches!(self.manner, Manner::Pauses { .. })
     }
 
     /// Body of the same request without streaming or priority.
