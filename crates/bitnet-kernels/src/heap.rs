@@ -27,12 +27,17 @@ mod tests {
     fn freed_memory_between_blocks_in_use_goes_back_to_the_system() {
         const BLOCK: usize = 1 << 10;
         const FREED: usize = 32 << 20;
-        let all: Vec<Vec<u8>> = (0..FREED / BLOCK).map(|_| vec![1; BLOCK]).collect();
-        let in_use: Vec<Vec<u8>> = all.into_iter().step_by(64).collect();
-        let before = resident();
-        trim_heap();
-        let after = resident();
-        assert!(after + FREED / 2 < before, "{before} before, {after} after");
-        assert!(in_use.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+        let trimmed = || {
+            let all: Vec<Vec<u8>> = (0..FREED / BLOCK).map(|_| vec![1; BLOCK]).collect();
+            let in_use: Vec<Vec<u8>> = all.into_iter().step_by(64).collect();
+            let before = resident();
+            trim_heap();
+            let after = resident();
+            assert!(in_use.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+            [before, after]
+        };
+        // Other tests of the process may take memory meanwhile.
+        let all = [(); 5].map(|()| trimmed());
+        assert!(all.iter().any(|[before, after]| after + FREED / 2 < *before), "{all:?}");
     }
 }

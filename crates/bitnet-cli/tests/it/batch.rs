@@ -1,6 +1,6 @@
 //! `bitnet batch`: a file of requests in, a file of answers out.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path, time::Instant};
 
 use serde_json::{Value, json};
 
@@ -95,21 +95,22 @@ fn a_batch_killed_at_any_point_and_restarted_loses_and_repeats_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (input, whole, broken) = (dir.path().join("in"), dir.path().join("whole"), dir.path().join("broken"));
     fs::write(&input, lines(400, 40)).unwrap();
+    let begun = Instant::now();
     batch(&input, &whole, &[]).success();
+    let whole_time = begun.elapsed();
     let partial = dir.path().join("broken.partial");
-    let (mut kills, mut delay) = (0, 30);
+    let mut kills = 0;
     let told = loop {
         let mut run = command(&args(&input, &broken, &[]));
         let mut run = run.stderr(std::process::Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(delay));
+        // Random points in time: the progress differs, and a line may be half written.
+        std::thread::sleep(whole_time * (5 + kills * 31 % 20) / 100);
         if kills == 20 || run.try_wait().unwrap().is_some() {
             break String::from_utf8(run.wait_with_output().unwrap().stderr).unwrap();
         }
         run.kill().unwrap();
         run.wait().unwrap();
         kills += 1;
-        // Random points in time: the progress differs, and a line may be half written.
-        delay = 20 + delay * 31 % 97;
         if kills % 5 == 0 && partial.exists() {
             let text = fs::read(&partial).unwrap();
             fs::write(&partial, &text[..text.len().saturating_sub(7)]).unwrap();

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use crate::{bitnet::command, signals};
 
-/// Lines of the input: work for more than a second, so that a signal that comes late still ends a run.
-const LINES: usize = 2000;
+/// Lines of the input. The last is long, so that a signal that comes late still ends a run.
+const LINES: usize = 1000;
 
 /// How far a run is when the signal comes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +49,11 @@ fn a_batch_ended_by_any_signal_in_any_phase_continues_byte_for_byte() {
     let dir = tempfile::tempdir().unwrap();
     let (input, whole) = (dir.path().join("in"), dir.path().join("whole"));
     let line = |i: usize| {
-        let body = json!({"prompt": [i % 500, 7, 3], "max_tokens": 20 + i % 30, "temperature": 0.9});
+        // While the last is computed, all others are answered.
+        let last = i == LINES - 1;
+        let tokens = if last { 2500 } else { 20 + i % 30 };
+        let body =
+            json!({"prompt": [i % 500, 7, 3], "max_tokens": tokens, "ignore_eos": last, "temperature": 0.9});
         let line =
             json!({"custom_id": format!("r{i}"), "method": "POST", "url": "/v1/completions", "body": body});
         line.to_string() + "\n"

@@ -192,9 +192,10 @@ fn engines_that_share_a_small_folder_stay_within_its_limit() {
             scope.spawn(move || restarts(slots, 16, 2, &folder, 6));
         }
     });
-    // What one process has just written may exceed it until the next look.
+    // What several have written at once may exceed it until the next look, which an engine takes when it starts.
+    assert!(with(0, folder.clone()).0.shutdown(Duration::from_secs(60)).complete);
     let bytes: u64 = files(&folder).iter().map(|file| fs::metadata(file).unwrap().len()).sum();
-    assert!(bytes <= 40_000 + 3 * 4_000, "{bytes}");
+    assert!((1..=40_000).contains(&bytes), "{bytes}");
 }
 
 /// Damages a file in one of many ways.

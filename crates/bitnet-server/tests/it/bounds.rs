@@ -53,13 +53,13 @@ fn a_request_that_meets_its_deadline_keeps_its_text() {
             "return_token_ids": true})
     };
     for n in [1, 3] {
-        let late = server.post_with(COMPLETIONS, &[("x-deadline-ms", "200")], &body(n)).ok();
+        let late = server.post_with(COMPLETIONS, &[("x-deadline-ms", "1000")], &body(n)).ok();
         for choice in late["choices"].as_array().unwrap() {
             assert_eq!(
                 (&choice["finish_reason"], &choice["stop_reason"]),
                 (&json!("length"), &json!("deadline"))
             );
-            assert!((1..200).contains(&choice["token_ids"].as_array().unwrap().len()), "{choice}");
+            assert!((1..5000).contains(&choice["token_ids"].as_array().unwrap().len()), "{choice}");
         }
         let told: usize = late["choices"]
             .as_array()
@@ -243,7 +243,7 @@ fn a_server_told_to_end_ends_in_time_even_if_a_step_hangs() {
     };
     let report = runtime.block_on(serve(listener, app, ConnectionLimits::default(), drain, end)).unwrap();
     let took = begun.elapsed();
-    assert!(!report.complete && took < Duration::from_millis(1500), "{took:?}");
+    assert!(!report.complete && took < Duration::from_secs(4), "{took:?}");
     runtime.shutdown_background();
 }
 
@@ -265,7 +265,12 @@ fn a_foreign_host_name_is_not_answered_on_a_loopback_address() {
 
 #[test]
 fn the_prompts_of_a_request_run_all_or_not_at_all() {
-    let engine = EngineConfig { max_batch_size: 4, max_queued_requests: 16, ..EngineConfig::default() };
+    let engine = EngineConfig {
+        max_batch_size: 4,
+        max_queued_requests: 16,
+        mailbox: usize::MAX,
+        ..EngineConfig::default()
+    };
     let app = hashes(slow(Duration::from_millis(2)), engine, ServerConfig::default());
     let server = Server::start(app, ConnectionLimits::default(), SOON);
     let body = |prompts: usize, n: usize| {

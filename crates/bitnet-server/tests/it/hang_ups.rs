@@ -67,7 +67,7 @@ fn leave(server: &Server, phase: Phase, others: f64) {
             drop(client);
         }
         Phase::Prefill => {
-            let client = send(server, &body(6000, 100, true), 1000);
+            let client = send(server, &body(6000, 2000, true), 1000);
             server.until("its prompt is begun", runs(1.0));
             drop(client);
         }

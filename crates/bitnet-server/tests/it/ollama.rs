@@ -195,6 +195,6 @@ fn a_client_that_hangs_up_cancels_its_answer() {
 fn a_stream_that_fails_ends_with_an_error_line() {
     let server = hooked(PLAIN, slow(Duration::from_millis(2)));
     let body = json!({"prompt": "x", "options": {"num_predict": 4000, "ignore_eos": true}});
-    let last = lines(&server.post_with(GENERATE, &[("x-deadline-ms", "150")], &body)).pop().unwrap();
+    let last = lines(&server.post_with(GENERATE, &[("x-deadline-ms", "1000")], &body)).pop().unwrap();
     assert!(last["error"].is_string() && last.get("done").is_none(), "{last}");
 }

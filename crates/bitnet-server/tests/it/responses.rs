@@ -280,13 +280,13 @@ fn a_client_that_hangs_up_cancels_its_answer() {
 fn a_stream_that_fails_ends_with_an_error_event() {
     let server = hooked(PLAIN, slow(Duration::from_millis(2)));
     let body = json!({"input": "x", "max_output_tokens": 4000, "ignore_eos": true, "stream": true});
-    let reply = server.post_with(RESPONSES, &[("x-deadline-ms", "150")], &body);
+    let reply = server.post_with(RESPONSES, &[("x-deadline-ms", "1000")], &body);
     let (kind, last) = typed(&reply.text()).pop().unwrap();
     assert_eq!((kind.as_str(), &last["response"]["status"]), ("response.failed", &json!("failed")));
     assert_eq!(last["response"]["error"]["code"], "server_error");
     assert!(last["response"]["error"]["message"].is_string(), "{last}");
     let whole = merged(&body, json!({"stream": false}));
-    let cut = server.post_with(RESPONSES, &[("x-deadline-ms", "150")], &whole).ok();
+    let cut = server.post_with(RESPONSES, &[("x-deadline-ms", "1000")], &whole).ok();
     assert_eq!(cut["status"], "incomplete", "an answer that is not streamed keeps its text");
 }
 

@@ -14,7 +14,8 @@ fn memory(template: &str) -> (Result<String, String>, usize) {
     let start = Instant::now();
     let chat = ChatTemplate::new(template, "", "");
     let text = chat.and_then(|c| c.render(&[Message::new("user", "hi")], true)).map_err(|e| e.to_string());
-    assert!(start.elapsed() < Duration::from_secs(2), "{template}: took {:?}", start.elapsed());
+    // It ends after so many operations, here within a tenth of this time; a slow machine takes longer.
+    assert!(start.elapsed() < Duration::from_secs(10), "{template}: took {:?}", start.elapsed());
     (text, MEMORY.peak_usage().saturating_sub(before))
 }
 

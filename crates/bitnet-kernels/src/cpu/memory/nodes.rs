@@ -299,6 +299,10 @@ mod tests {
     fn the_system_keeps_threads_and_pages_on_nodes() {
         use crate::cpu::memory::buffer::{Arena, HUGE};
 
+        // Some systems do not tell their nodes.
+        if memory_nodes().is_empty() {
+            return;
+        }
         for node in [0, 1] {
             let stay = move || (two_nodes(2).unwrap().stay_on(node), memory_nodes());
             let (stays, now) = std::thread::spawn(stay).join().unwrap();
