@@ -1,8 +1,8 @@
 //! `bitnet doctor`: reports what this machine has, and checks every kernel on it.
 
 use bitnet::kernels::{
-    Backend, BackendInfo, Cpu, Footprint, Isa,
-    conformance::{Case, Failure, cases, check, check_rounded, cpu_cases},
+    Backend, BackendInfo, Cpu, Footprint, Isa, KvType,
+    conformance::{Case, Expected, Failure, cases, check_rounded, cpu_cases},
     gpu::{DeviceInfo, Driver, Gpu, RecordingState, cubins::FILE, tilings},
 };
 use bitnet::{Device, SystemMemory};
@@ -113,6 +113,15 @@ pub struct Outcome {
     failures: Vec<String>,
 }
 
+impl Outcome {
+    fn of(info: BackendInfo, cases: &[Case], failures: Vec<Failure>) -> Self {
+        let BackendInfo { device: backend, isa, threads, .. } = info;
+        let (cases, failed) = (cases.len(), failures.len());
+        let failures = failures.iter().take(SHOWN).map(Failure::to_string).collect();
+        Outcome { backend, isa, threads, cases, passed: cases - failed, failed, failures }
+    }
+}
+
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<(), CliError> {
     let report = examine_all(&Machine::of(common), args, [&cpu_cases(), &cases()])?;
     if args.json {
@@ -141,10 +150,8 @@ pub fn examine_all<D: Driver + 'static>(
     let isas: Vec<Isa> = Isa::available().collect();
     let gpu_cases = if gpu.is_ok() { on_gpu.len() } else { 0 };
     let bar = Progress::new("checking kernels", on_cpu.len() * isas.len() + gpu_cases);
-    let mut conformance = Vec::new();
-    for &isa in &isas {
-        conformance.push(examine(&mut Cpu::new(isa, info.threads)?.keeping(kv), check, on_cpu, &bar));
-    }
+    let cpus = isas.iter().map(|&isa| Ok(Cpu::new(isa, info.threads)?.keeping(kv)));
+    let mut conformance = examine_cpus(cpus.collect::<Result<_, CliError>>()?, kv, on_cpu, &bar);
     // A missing GPU has been reported, and need not be looked for again.
     let device = gpu.as_ref().map_or(Device::Cpu, |(index, _)| Device::Cuda(*index));
     let common = &Common { device, ..common.clone() };
@@ -159,7 +166,7 @@ pub fn examine_all<D: Driver + 'static>(
                 facts.name, facts.compute_capability, facts.cuda
             );
             gpus.push(facts);
-            conformance.push(examine(&mut gpu, check_rounded, on_gpu, &bar));
+            conformance.push(examine_gpu(&mut gpu, on_gpu, &bar));
         }
         Err(why) => gpu_note.push_str(&why),
     }
@@ -219,21 +226,27 @@ pub fn verdict(r: &Report) -> Result<(), CliError> {
     }
 }
 
-fn examine<B: Backend>(
-    backend: &mut B,
-    check: impl Fn(&mut B, Case) -> Result<(), Failure>,
-    cases: &[Case],
-    bar: &Progress,
-) -> Outcome {
-    let mut failures: Vec<String> = Vec::new();
+/// Checks every case on all instruction sets, after one run on the reference.
+fn examine_cpus(mut cpus: Vec<Cpu>, kv: KvType, cases: &[Case], bar: &Progress) -> Vec<Outcome> {
+    let mut failures = vec![Vec::new(); cpus.len()];
     for &case in cases {
-        failures.extend(check(backend, case).err().map(|failure| failure.to_string()));
-        bar.step();
+        let expected = Expected::of(case, kv);
+        for (cpu, failures) in cpus.iter_mut().zip(&mut failures) {
+            failures.extend(expected.check(cpu).err());
+            bar.step();
+        }
     }
-    let (info, cases, failed) = (backend.info(), cases.len(), failures.len());
-    failures.truncate(SHOWN);
-    let BackendInfo { device: backend, isa, threads, .. } = info;
-    Outcome { backend, isa, threads, cases, passed: cases - failed, failed, failures }
+    cpus.iter().zip(failures).map(|(cpu, failures)| Outcome::of(cpu.info(), cases, failures)).collect()
+}
+
+fn examine_gpu<D: Driver>(gpu: &mut Gpu<D>, cases: &[Case], bar: &Progress) -> Outcome {
+    let check = |&case: &Case| {
+        let failure = check_rounded(gpu, case).err();
+        bar.step();
+        failure
+    };
+    let failures = cases.iter().filter_map(check).collect();
+    Outcome::of(gpu.info(), cases, failures)
 }
 
 fn print(r: &Report) -> Result<(), CliError> {

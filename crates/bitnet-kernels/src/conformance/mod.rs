@@ -14,7 +14,8 @@ use half::f16;
 
 use crate::{
     BLOCK_TOKENS, CopyForm, Cpu, Edits, Gate, Grouping, HeadCopy, HeadNorms, Inspect, Int8Matrix, Isa,
-    KernelError, KvShape, Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted, Weights,
+    KernelError, KvShape, KvType, Norm, Norms, Panels, Reference, RowOrder, RowsKind, Run, Step, Wanted,
+    Weights,
 };
 
 /// One operation at one shape: `n` tokens of `k` or `width` input features. `rows` are the output features of each range
@@ -365,13 +366,40 @@ pub enum Failure {
 /// All outputs of a case: name, values, and their bits.
 type Results = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
 
+/// What the reference gives in one case: it takes longer than a CPU, and is the same for every instruction set and number of
+/// threads.
+#[derive(Debug)]
+pub struct Expected {
+    case: Case,
+    kv: KvType,
+    results: Result<Results, KernelError>,
+}
+
+impl Expected {
+    /// Runs the case on the reference with this type of cache.
+    pub fn of(case: Case, kv: KvType) -> Self {
+        Expected { case, kv, results: expected(&mut Reference::default().keeping(kv), case) }
+    }
+
+    /// Runs the case on a CPU with the same type of cache. All bits must agree.
+    ///
+    /// # Errors
+    /// The first value that differs.
+    ///
+    /// # Panics
+    /// If the CPU has another type of cache.
+    pub fn check(&self, cpu: &mut Cpu) -> Result<(), Failure> {
+        assert_eq!(cpu.kv_type(), self.kv, "the type of the cache decides the values");
+        compare(cpu, &self.results, self.case, |_| None)
+    }
+}
+
 /// Runs one case on the CPU and on the reference with the same type of cache. All bits must agree.
 ///
 /// # Errors
 /// The first value that differs.
 pub fn check(cpu: &mut Cpu, case: Case) -> Result<(), Failure> {
-    let mut reference = Reference::default().keeping(cpu.kv_type());
-    compare(cpu, &mut reference, case, |_| None)
+    Expected::of(case, cpu.kv_type()).check(cpu)
 }
 
 /// Runs one case on a backend that stores bf16 between operations, and on [`Reference::bf16`] with the same type of cache.
@@ -389,25 +417,25 @@ pub fn check_rounded(backend: &mut impl Inspect, case: Case) -> Result<(), Failu
     };
     let kv = backend.info().kv.parse();
     let kv = kv.map_err(|source| Failure::Backend { case: Box::new(case), source })?;
-    compare(backend, &mut Reference::bf16().keeping(kv), case, bound)
+    compare(backend, &expected(&mut Reference::bf16().keeping(kv), case), case, bound)
 }
 
-/// Compares a backend with the reference. `bound` returns how much the values of an output may differ, as a fraction of
+/// Compares a backend with what the reference gave. `bound` returns how much the values of an output may differ, as a fraction of
 /// the largest of them, or `None` if all bits must agree.
 fn compare(
     backend: &mut impl Inspect,
-    reference: &mut Reference,
+    expected: &Result<Results, KernelError>,
     case: Case,
     bound: impl Fn(&str) -> Option<f64>,
 ) -> Result<(), Failure> {
     let run = |source| Failure::Backend { case: Box::new(case), source };
     let actual = outputs(backend, case).map_err(run)?;
-    let expected = expected(reference, case).map_err(run)?;
+    let expected = expected.as_ref().map_err(|source| run(source.clone()))?;
     assert_eq!(actual.len(), expected.len(), "{case:?}: both backends must have the same outputs");
     for ((what, a, a_bits), (name, e, e_bits)) in actual.into_iter().zip(expected) {
         assert_eq!(
             (what, a.len()),
-            (name, e.len()),
+            (*name, e.len()),
             "{case:?}: both backends must have outputs of the same shape"
         );
         let finite = e.iter().filter(|e| e.is_finite());

@@ -147,7 +147,7 @@ mod tests {
     use super::Arrays;
     use crate::{
         Cpu, Isa, KvType,
-        conformance::{check, cpu_cases},
+        conformance::{Expected, cpu_cases},
         cpu::{generic::kernel_set, isa::Level},
     };
 
@@ -167,14 +167,19 @@ mod tests {
     #[test]
     fn tiles_of_512_bit_levels_equal_the_reference_bit_for_bit() {
         assert!(avx512vnni::present() && avx512::present(), "arrays need no instruction set");
-        for level in &LEVELS {
-            let isa = Isa::of_arrays(level);
-            for kv in [KvType::F32, KvType::Int8] {
-                let mut cpu = Cpu::new(isa, 2).unwrap().keeping(kv);
-                let cases = cpu_cases().into_iter().filter(|case| kv == KvType::F32 || case.caches());
-                let failures: Vec<_> = cases.filter_map(|case| check(&mut cpu, case).err()).collect();
-                assert!(failures.is_empty(), "{isa:?}, {kv}: {failures:#?}");
+        for kv in [KvType::F32, KvType::Int8] {
+            let mut cpus = LEVELS.each_ref().map(|level| {
+                let isa = Isa::of_arrays(level);
+                (isa, Cpu::new(isa, 2).unwrap().keeping(kv))
+            });
+            let mut failures = Vec::new();
+            for case in cpu_cases().into_iter().filter(|case| kv == KvType::F32 || case.caches()) {
+                let expected = Expected::of(case, kv);
+                for (isa, cpu) in &mut cpus {
+                    failures.extend(expected.check(cpu).err().map(|failure| (*isa, failure)));
+                }
             }
+            assert!(failures.is_empty(), "{kv}: {failures:#?}");
         }
     }
 }

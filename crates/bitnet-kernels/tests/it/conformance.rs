@@ -2,7 +2,7 @@
 
 use bitnet_kernels::{
     BLOCK_TOKENS, Backend, Cpu, Grouping, Inspect, Isa, KvShape, KvType, Norm, RowOrder, RowsKind, Run, Step,
-    conformance::{check, cpu_cases},
+    conformance::{Expected, cpu_cases},
 };
 use bitnet_tensor::TernaryTensor;
 use half::f16;
@@ -10,18 +10,27 @@ use half::f16;
 #[test]
 fn every_isa_and_thread_count_equals_the_reference_bit_for_bit() {
     // Some cases attend over several segments, whose maximum scores come in any order.
-    for isa in Isa::available() {
+    for kv in KvType::ALL {
         // Other cache types run with one number of threads: stored values do not depend on it.
-        let others = KvType::ALL[1..].iter().map(|&kv| (2, kv));
-        for (threads, kv) in [1, 2, 3].map(|threads| (threads, KvType::F32)).into_iter().chain(others) {
-            let mut cases = cpu_cases();
-            cases.retain(|case| kv == KvType::F32 || case.caches());
-            let mut cpu = Cpu::new(isa, threads).unwrap().keeping(kv);
-            let failures: Vec<String> =
-                cases.iter().filter_map(|&c| check(&mut cpu, c).err()).map(|f| f.to_string()).collect();
-            assert!(failures.is_empty(), "{isa:?}, {threads} threads, {kv}:\n{}", failures.join("\n"));
-            println!("{isa:?} with {threads} threads, cache of {kv}: {} cases equal", cases.len());
+        let threads = if kv == KvType::F32 { &[1, 2, 3][..] } else { &[2] };
+        let mut cpus: Vec<(String, Cpu)> = Isa::available()
+            .flat_map(|isa| threads.iter().map(move |&threads| (isa, threads)))
+            .map(|(isa, threads)| {
+                let cpu = Cpu::new(isa, threads).unwrap().keeping(kv);
+                (format!("{isa:?} with {threads} threads, cache of {kv}"), cpu)
+            })
+            .collect();
+        let mut cases = cpu_cases();
+        cases.retain(|case| kv == KvType::F32 || case.caches());
+        let mut failures = Vec::new();
+        for &case in &cases {
+            let expected = Expected::of(case, kv);
+            for (name, cpu) in &mut cpus {
+                failures.extend(expected.check(cpu).err().map(|failure| format!("{name}: {failure}")));
+            }
         }
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+        cpus.iter().for_each(|(name, _)| println!("{name}: {} cases equal", cases.len()));
     }
 }
 
