@@ -198,6 +198,9 @@ mod tests {
         let begun = read(&[a]).unwrap();
         assert!(begun.compare(&alone, false).is_ok() && begun.compare(&alone, true).is_err());
         assert!(read(&[b]).unwrap().compare(&alone, false).is_err());
+        // A deadline may cut a text within a character.
+        let cut = read(&[event("a\u{fffd}", 7)]).unwrap();
+        assert!(cut.compare(&alone, false).is_ok() && cut.compare(&alone, true).is_err());
     }
 
     #[test]

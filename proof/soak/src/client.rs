@@ -78,7 +78,7 @@ fn refused(reply: Reply, ask: &Ask) -> Result<Outcome, String> {
     match (status, ask.manner) {
         (400, Manner::Errs) if object["error"]["param"] == "no_such_field" => told(Outcome::Invalid),
         (429, _) if again && !code.is_empty() => told(Outcome::Refused(code.to_owned())),
-        // It waited until its own deadline or the server's timeout.
+        // Its time was over before it had a place.
         (408, _) if ask.may_be_cut() => told(Outcome::Refused("deadline".into())),
         _ => Err(format!("{status} {object}")),
     }
@@ -121,7 +121,6 @@ fn stream(
             break;
         }
         let object = parsed(event.data.as_bytes())?;
-        // Its own deadline, or the server's timeout where no goal limits how long it waits.
         let overdue =
             object["error"]["code"].as_str().is_some_and(|code| ["timeout", "deadline"].contains(&code));
         if overdue && ask.may_be_cut() {
@@ -133,7 +132,7 @@ fn stream(
             return Err(format!("event {id:?} was followed by event {:?}", event.id));
         }
         (events, id) = (events + 1, event.id);
-        if events == 1 && !resumes && !ask.may_be_cut() {
+        if events == 1 && !resumes && ask.has_goal() {
             entry.first = Some(begun.elapsed().as_secs_f64());
         }
         match ask.manner {

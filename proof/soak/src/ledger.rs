@@ -82,7 +82,7 @@ pub(super) struct Ledger {
     /// Requests that the server answered with 200, whether completed or not.
     pub complete: u64,
     pub resumed: u64,
-    /// Those of them that a deadline cut short; the server counts them as timeouts.
+    /// Whole answers that a deadline cut short; the server counts them as timeouts.
     cut: u64,
     pub left: u64,
     pub gone: u64,
@@ -266,17 +266,36 @@ mod tests {
 
     #[test]
     fn an_answer_that_its_deadline_cut_short_is_counted_as_a_timeout() {
-        let told = |complete: u8, timeout: u8| {
+        let told = |complete: u8, timeout: u8, cancelled: u8| {
             let ended = |reason, count| format!("bitnet_requests_total{{reason=\"{reason}\"}} {count}\n");
             let tokens = "bitnet_prompt_tokens_total 10\nbitnet_generation_tokens_total 15\n";
-            ended("complete", complete) + &ended("timeout", timeout) + tokens
+            ended("complete", complete) + &ended("timeout", timeout) + &ended("cancelled", cancelled) + tokens
         };
         let mut cut = Answer::new(2);
         cut.choices[1].cut = true;
         let entries =
             [entry(Outcome::Complete, 7), Entry { answer: Some(cut), ..entry(Outcome::Complete, 8) }];
-        assert_eq!(problems(&told(1, 1), &entries), [""; 0]);
-        assert!(!problems(&told(2, 0), &entries).is_empty());
-        assert!(!problems(&told(1, 2), &entries).is_empty());
+        assert_eq!(problems(&told(1, 1, 0), &entries), [""; 0]);
+        for (complete, timeout, cancelled) in [(2, 0, 0), (1, 0, 1), (1, 2, 0)] {
+            assert!(!problems(&told(complete, timeout, cancelled), &entries).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_stream_whose_second_part_timed_out_may_have_run_twice() {
+        let left = Entry { refusals: vec!["deadline".into()], unread: 13, ..entry(Outcome::Left, 7) };
+        let told = |ended: u8, prompts: u8, tokens: u8| {
+            format!(
+                "bitnet_requests_total{{reason=\"timeout\"}} {ended}\nbitnet_prompt_tokens_total {prompts}\n\
+                 bitnet_generation_tokens_total {tokens}\n"
+            )
+        };
+        let entries = [left];
+        for (ended, prompts, tokens) in [(2, 10, 40), (2, 5, 7)] {
+            assert_eq!(problems(&told(ended, prompts, tokens), &entries), [""; 0]);
+        }
+        for (ended, prompts, tokens) in [(1, 10, 40), (2, 11, 40), (2, 10, 41), (2, 10, 6)] {
+            assert!(!problems(&told(ended, prompts, tokens), &entries).is_empty());
+        }
     }
 }

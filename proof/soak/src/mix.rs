@@ -54,10 +54,15 @@ impl Ask {
         self.body["stream"] == true
     }
 
+    /// Whether the server's goal for the first token holds for it.
+    pub fn has_goal(&self) -> bool {
+        self.deadline.is_none() && !self.background
+    }
+
     /// Whether its time may be over before its answer is whole: by its own deadline, or by the server's timeout where
-    /// no goal limits how long it waits, or where it is the client that waits.
+    /// no goal limits how long it waits, or because the client pauses.
     pub fn may_be_cut(&self) -> bool {
-        self.deadline.is_some() || self.background || matches!(self.manner, Manner::Pauses { .. })
+        !self.has_goal() || matches!(self.manner, Manner::Pauses { .. })
     }
 
     /// Body of the same request without streaming or priority.

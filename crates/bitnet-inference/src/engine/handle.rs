@@ -138,7 +138,7 @@ bitnet_tensor::opaque_debug!(RequestHandle { id, seed });
 
 impl Drop for RequestHandle {
     fn drop(&mut self) {
-        if self.mailbox.open() > 0 {
+        if self.mailbox.open_choices() > 0 {
             self.cancel();
         }
     }

@@ -111,7 +111,7 @@ impl Live {
     /// Ends all open choices with `error`.
     pub fn fail(&mut self, error: &RequestError) {
         self.leave(usize::MAX);
-        let failed = self.mailbox.open();
+        let failed = self.mailbox.open_choices();
         // While this thread panics, a second panic, in a recorder, would abort the process.
         if failed > 0 && !std::thread::panicking() {
             self.shared.add(Counter::Failed, failed as u64);

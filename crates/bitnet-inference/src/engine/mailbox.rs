@@ -129,7 +129,7 @@ impl Mailbox {
     }
 
     /// Number of choices that have not ended.
-    pub fn open(&self) -> u32 {
+    pub fn open_choices(&self) -> u32 {
         self.state.lock().open.count_ones()
     }
 

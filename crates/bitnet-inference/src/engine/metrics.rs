@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Counter {
-    /// Requests accepted.
+    /// Requests accepted, among them those that a stop of the engine ends before they reach it.
     Requests,
     /// Requests refused at submission.
     Rejected,

@@ -133,6 +133,7 @@ impl Worker {
         self.readers.shared.watchdog.lock().end();
         self.readers.shared.add(Counter::Restarts, 1);
         self.steps.restart();
+        // Readers who see the failure find the new scheduler in the status.
         self.readers.changed = true;
         self.readers.publish_changes(&self.steps);
         self.readers.fail(&RequestError::Panic { message });

@@ -451,7 +451,7 @@ fn an_immediate_shutdown_ends_a_patient_one_and_both_get_the_same_report() {
 
 #[test]
 fn dropping_the_engine_under_load_ends_every_handle_with_an_error() {
-    let (engine, _) = engine(EngineConfig { mailbox: 4, ..config() });
+    let (engine, _) = slow_engine(EngineConfig { mailbox: 4, ..config() }, Duration::from_millis(1));
     let handles = engine.submit_all((0..30).map(|i| Request::new([i], greedy(400))).collect()).unwrap();
     drop(engine);
     for handle in handles {
@@ -571,7 +571,7 @@ fn a_batch_reads_all_its_answers_as_they_come() {
 #[test]
 fn requests_submitted_in_turn_pause_when_their_caller_has_them_and_does_not_read() {
     let config = EngineConfig { mailbox: 4, slow_reader_timeout: Duration::from_millis(50), ..config() };
-    // Slow enough for the mailbox to have its limit before it is full.
+    // Slow enough for the mailbox to have its limit before the text ends.
     let (engine, _) = slow_engine(config, Duration::from_millis(1));
     let unread = engine.submit_all(vec![Request::new([1, 2], greedy(400))]).unwrap();
     until(|| engine.metrics().snapshot().get(Counter::Failed) == 1);
@@ -813,6 +813,7 @@ fn after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_the_re
             matches!(&failed, Err(RequestError::Panic { message }) if message.contains("planted")),
             "{failed:?}"
         );
+        assert_eq!((engine.status().running, engine.status().kv_used), (0, 0));
         let fine = Request::new([3, round], stops(vec![(13, -100.0)]));
         let done = engine.submit(fine).unwrap().wait().unwrap();
         assert_eq!(done.choices[0].tokens.len(), 20);

@@ -366,8 +366,8 @@ pub enum Failure {
 /// All outputs of a case: name, values, and their bits.
 type Results = Vec<(&'static str, Vec<f64>, Vec<u32>)>;
 
-/// What the reference gives in one case: it takes longer than a CPU, and is the same for every instruction set and number of
-/// threads.
+/// What the reference gives in one case. The reference is slower than a CPU, and gives the same for every instruction set
+/// and number of threads.
 #[derive(Debug)]
 pub struct Expected {
     case: Case,
@@ -420,8 +420,8 @@ pub fn check_rounded(backend: &mut impl Inspect, case: Case) -> Result<(), Failu
     compare(backend, &expected(&mut Reference::bf16().keeping(kv), case), case, bound)
 }
 
-/// Compares a backend with what the reference gave. `bound` returns how much the values of an output may differ, as a fraction of
-/// the largest of them, or `None` if all bits must agree.
+/// Compares a backend with what the reference gave. `bound` returns how much the values of an output may differ, as a
+/// fraction of the largest of them, or `None` if all bits must agree.
 fn compare(
     backend: &mut impl Inspect,
     expected: &Result<Results, KernelError>,

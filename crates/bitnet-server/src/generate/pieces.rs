@@ -190,6 +190,7 @@ impl Pieces {
         };
         let open = job.choices();
         Ok(Pieces {
+            record,
             handles,
             n: job.n,
             choices: (0..open).map(|i| choice(&job.requests[i / job.n])).collect(),
@@ -206,7 +207,6 @@ impl Pieces {
             }),
             cached: 0,
             predicted: None,
-            record,
         })
     }
 

@@ -113,13 +113,13 @@ pub(crate) async fn read<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let service = app.service()?;
     let (head, body) = request.into_parts();
-    let received = receive(&app.bodies, &app.config, &head, body).await?;
-    let reading = Reading::of(&head, app.config.request_timeout)?;
     let count = |refused: &ApiError| {
         if refused.status == StatusCode::TOO_MANY_REQUESTS {
             service.metrics.rejected(refused.body.code.unwrap_or("other"));
         }
     };
+    let received = receive(&app.bodies, &app.config, &head, body).await.inspect_err(count)?;
+    let reading = Reading::of(&head, app.config.request_timeout)?;
     let place = app.readers.place(received.bytes.len(), service, &reading).await.inspect_err(count)?;
     let _hang_up = HangUp(Arc::clone(&reading.gone));
     let app = Arc::clone(app);
