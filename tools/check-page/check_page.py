@@ -32,11 +32,16 @@ def check(what, holds):
         FAILED.append(what)
 
 
-def talk(page, name, folder):
+def settings(page):
+    """Sets a seed, so that the answers are the same each time."""
     page.click("#show-settings")
     page.fill("#max_tokens", "200")
     page.fill("#seed", "1")
     page.click("#show-settings")
+
+
+def talk(page, name, folder):
+    settings(page)
     for question in ["First Citizen:", "Second Citizen:", "Third Citizen:"]:
         page.fill("#text", question)
         page.keyboard.press("Enter")
@@ -84,6 +89,7 @@ def markdown(page, name, folder, axe):
 
 def thoughts(page, name, folder):
     """Talks to a model that thinks."""
+    settings(page)
     sent = []
     page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
     for question in ["Why?", "And?"]:
