@@ -59,8 +59,8 @@ const LONG: &str = r#"{"prompt": "O", "max_tokens": 480, "ignore_eos": true, "st
 
 #[test]
 fn a_server_told_to_stop_finishes_its_requests_and_exits_with_0() {
-    let more = ["--log", "off", "--host", "localhost", "--drain-timeout", "10m"];
-    let server = Serving::start(&[&["demo"], &more[..]].concat());
+    let args = ["demo", "--log", "off", "--host", "localhost", "--drain-timeout", "10m"];
+    let server = Serving::start(&args);
     let mut stream = server.ask(LONG);
     let mut first = [0];
     stream.read_exact(&mut first).unwrap();

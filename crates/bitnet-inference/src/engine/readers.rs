@@ -122,7 +122,8 @@ impl Readers {
         }
     }
 
-    fn publish(&self, steps: &StepLoop<'_>) {
+    /// Publishes the status.
+    pub fn publish(&self, steps: &StepLoop<'_>) {
         *self.shared.status.lock() = EngineStatus::of(steps);
     }
 

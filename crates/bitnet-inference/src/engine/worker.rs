@@ -134,8 +134,7 @@ impl Worker {
         self.readers.shared.add(Counter::Restarts, 1);
         self.steps.restart();
         // Readers who see the failure find the new scheduler in the status.
-        self.readers.changed = true;
-        self.readers.publish_changes(&self.steps);
+        self.readers.publish(&self.steps);
         self.readers.fail(&RequestError::Panic { message });
     }
 
@@ -298,6 +297,9 @@ mod tests {
         let counted = |counter| shared.metrics.snapshot().get(counter);
         assert_eq!([Counter::BrokenRules, Counter::Restarts, Counter::Failed].map(counted), [1, 1, 1]);
         assert_eq!(worker.steps.scheduler.check(), Ok(()));
+        let status = shared.status.lock();
+        assert_eq!((status.running, status.kv_used), (0, 0), "the status is that of the new scheduler");
+        drop(status);
         let mut last = None;
         while let Poll::Ready(Some((update, _))) = mailbox.poll(Waker::noop()) {
             last = Some(update);

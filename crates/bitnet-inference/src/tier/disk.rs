@@ -441,7 +441,7 @@ mod tests {
         (place, folder, part, file, bytes)
     }
 
-    /// Whether the file system can read without waiting; else no block of it is held.
+    /// Whether the file system can read without waiting, as the system itself says; else no block of it is held.
     fn can_hold(path: &std::path::Path) -> bool {
         let file = fs::File::open(path).unwrap();
         let flags = rustix::io::ReadWriteFlags::NOWAIT;

@@ -813,7 +813,6 @@ fn after_a_panic_in_the_bookkeeping_the_engine_fails_what_runs_and_serves_the_re
             matches!(&failed, Err(RequestError::Panic { message }) if message.contains("planted")),
             "{failed:?}"
         );
-        assert_eq!((engine.status().running, engine.status().kv_used), (0, 0));
         let fine = Request::new([3, round], stops(vec![(13, -100.0)]));
         let done = engine.submit(fine).unwrap().wait().unwrap();
         assert_eq!(done.choices[0].tokens.len(), 20);
